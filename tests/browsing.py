@@ -1,4 +1,4 @@
-"""Reports opened in Debian's Chromium, without a network: what the tests of the page share."""
+"""Shared code of the page tests: open reports in Debian's Chromium, without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every test may rely on: no GPU test runs without a GPU, and in CI no test is skipped unnoticed."""
+"""Rules for all tests: no GPU test runs without a GPU, and CI allows only listed skips."""
 
 from __future__ import annotations
 

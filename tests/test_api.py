@@ -1,4 +1,4 @@
-"""What a kernel author writes in place of do_bench, on a CPU."""
+"""The Python API of a kernel author, as a replacement of do_bench, on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CI fails on a skip that nobody has listed with its reason."""
+"""CI fails on a skip that is not listed with its reason."""
 
 from __future__ import annotations
 

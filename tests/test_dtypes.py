@@ -1,4 +1,4 @@
-"""The table of precisions: what it says of torch's formats and of the data sheets' rows is so."""
+"""The table of precisions agrees with torch's formats and the rows of the data sheets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house has rooms, and arrows between them: DESIGN.md's table, held by walking the imports."""
+"""The layers and their allowed imports: DESIGN.md's table, checked against the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel and the source archive hold what is needed, and a wheel alone measures in a folder of its own."""
+"""The wheel and the source archive have all needed files, and an installed wheel measures in a new folder."""
 
 from __future__ import annotations
 

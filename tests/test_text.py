@@ -1,4 +1,4 @@
-"""Text from outside: what cannot be shown is spelled, and no password is repeated."""
+"""Text from outside: unprintable characters are escaped, and no password is repeated."""
 
 from __future__ import annotations
 

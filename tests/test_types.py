@@ -1,4 +1,4 @@
-"""Cases and inputs have types: no `Any` stands where a workload's own class, a parameter or the protocol can."""
+"""Cases and inputs have types: no `Any` where a workload's own class, a parameter or the protocol fits."""
 
 from __future__ import annotations
 

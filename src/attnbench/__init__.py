@@ -1,7 +1,7 @@
-"""attnbench: the bench for attention kernels, with numbers that hold.
+"""attnbench: benchmarks of attention kernels, with reliable numbers.
 
-The names below come from `attnbench.api` when they are first used: importing the package imports
-neither torch nor anything else.
+The names below are imported from `attnbench.api` at first use: importing the package imports neither
+torch nor anything else.
 """
 
 from __future__ import annotations

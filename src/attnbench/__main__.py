@@ -1,4 +1,4 @@
-"""`python -m attnbench`, and what the command `attnbench` calls."""
+"""`python -m attnbench`, and the entry point of the command `attnbench`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run the command line; Ctrl-C while it is still being imported, or once more at its end, is no traceback.
+    """Run the command line; Ctrl-C during imports, or a second one at the end, prints no traceback.
 
     Returns:
         The exit code.

@@ -1,8 +1,8 @@
-"""The precisions a case may have: the one table that workloads, the check, ceilings and peaks read.
+"""The precisions of a case: one table for workloads, the check, ceilings and peaks.
 
-A row says how the inputs of a case are stored.  The results of a kernel whose inputs have 8 bits are stored in a wider
-format (`results`): that format sets the rounding step that outputs are checked with, and the precision of the plain
-evaluation.  Imports without torch.
+A row says how the inputs of a case are stored.  A kernel with 8-bit inputs stores its results in a wider format
+(`results`), which sets the rounding step for the check of outputs and the precision of the plain evaluation.  Imports
+without torch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ class DType:
     """One precision."""
 
     name: str
-    "as cases, flags and suites spell it"
+    "name in cases, flags and suites"
     torch: str
     "attribute of torch"
     bytes: int
-    "of one element"
+    "per element"
     results: str
-    "the precision of what a kernel with such inputs writes"
+    "precision of the outputs of a kernel with such inputs"
     peak: str
     "row of machine/peaks.toml with the data sheet's throughput"
 
@@ -43,7 +43,7 @@ DTYPES: dict[str, DType] = {
 
 
 def torch_dtype(name: str) -> torch_type:
-    """The torch dtype of a precision.
+    """Return the torch dtype of a precision.
 
     Raises:
         KeyError: the table has no such row.

@@ -1,16 +1,16 @@
-"""Every error a user can meet.
+"""All errors that a user can meet.
 
     AttnbenchError
-    ├── UsageError          the request is wrong: answered in one line, exit code 2
-    │   └── RunFileError    a run file is cut short, too new, or not one of ours
-    ├── Unsupported         this backend cannot take this case (a fact of the library)
+    ├── UsageError          the request is wrong: one-line message, exit code 2
+    │   └── RunFileError    a run file is truncated, too new, or not written by attnbench
+    ├── Unsupported         this backend does not support this case (a property of the library)
     ├── Unavailable         this backend, timer or tool cannot run on this machine
-    ├── Crashed             a process that a backend started for itself died
-    ├── NothingToRun        nothing of what was asked for could run, exit code 3
-    └── WorkerError         the measuring process broke its protocol (our own mistake)
+    ├── Crashed             a process started by a backend died
+    ├── NothingToRun        nothing in the request could run, exit code 3
+    └── WorkerError         the measuring process broke its protocol (a bug of attnbench)
 
-A message reads ``<who>: <field>=<value> <what is wrong>; <what is accepted>[; <what to do>]``;
-`refusal` writes it.  Low layers state the fact, the edges (`cli`, `sweep`) add the circumstances.
+A message reads ``<who>: <field>=<value> <what is wrong>; <what is accepted>[; <what to do>]``; `refusal` formats it.
+Low layers state the fact; the top layers (`cli`, `sweep`) add the circumstances.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from collections.abc import Iterable, Sequence
 
 
 class AttnbenchError(Exception):
-    """Root of the tree: what `except` at the edges catches, everything else is a bug."""
+    """Base class: the top layers catch this class; any other exception is a bug."""
 
     exit_code = 1
 
 
 class UsageError(AttnbenchError):
-    """The request cannot be carried out as it stands."""
+    """The request cannot be executed as it is."""
 
     exit_code = 2
 
 
 class RunFileError(UsageError):
-    """A run file that cannot be read: cut short, of a newer schema, or not ours."""
+    """A run file that cannot be read: truncated, of a newer schema, or not written by attnbench."""
 
 
 class Unsupported(AttnbenchError):
-    """A backend refuses a case, and says which field and what it would accept."""
+    """A backend does not support a case; the message names the field and the supported values."""
 
 
 class Unavailable(AttnbenchError):
@@ -46,11 +46,11 @@ class Unavailable(AttnbenchError):
 
 
 class Crashed(AttnbenchError):
-    """A process that a backend started for itself died."""
+    """A process started by a backend died."""
 
 
 class NothingToRun(AttnbenchError):
-    """Nothing of the request could run."""
+    """Nothing in the request could run."""
 
     exit_code = 3
 
@@ -60,26 +60,26 @@ class WorkerError(AttnbenchError):
 
 
 def refusal(who: str, field: str, value: object, wrong: str, accepted: str, todo: str = "") -> str:
-    """Word a refusal the one way this project words them."""
+    """Return the message of a refusal in the project's form."""
     text = f"{who}: {field}={value} {wrong}; {accepted}"
     return f"{text}; {todo}" if todo else text
 
 
 def unknown(who: str, field: str, value: object, accepted: Iterable[str]) -> UsageError:
-    """An unknown name, answered with the nearest known one and the whole list."""
+    """Return the error for an unknown name, with the nearest known ones and the whole list."""
     names = sorted(accepted)
     todo = did_you_mean(nearest(str(value), names))
     return UsageError(refusal(who, field, value, "is not known", f"one of {', '.join(names)}", todo))
 
 
 def did_you_mean(near: Sequence[str]) -> str:
-    """``did you mean a, b or c?``; empty where nothing is near."""
+    """Return ``did you mean a, b or c?``; empty if `near` is."""
     return f"did you mean {' or '.join([', '.join(near[:-1]), near[-1]] if near[1:] else near)}?" if near else ""
 
 
 def nearest(value: str, names: Iterable[str]) -> list[str]:
-    """What a person may have meant: names that begin with `value`, shortest first and at most three, else the one
-    that is most like it.  Case, dashes and underscores make no difference."""
+    """Return the names that the user may have meant: up to three that begin with `value`, shortest first, or else the
+    most similar one.  Case, dashes and underscores are ignored."""
     plain = {name: _plain(name) for name in names}
     wanted = _plain(value)
     same = [name for name, text in plain.items() if text == wanted]

@@ -1,11 +1,11 @@
-"""The pytest fixture `attnbench`: time a kernel, compare it, and hold it to a bound, in a test.
+"""The pytest fixture `attnbench`: time a kernel, compare it, and assert a bound, in a test.
 
     def test_mine_is_not_slower(attnbench):
         found = attnbench.compare({"torch": reference, "mine": kernel})
         found.assert_speedup("mine", at_least=0.98)
 
-What was measured is printed in a section of its own at the end of the session.  `--attnbench-save` keeps it as a
-run file, which every command of attnbench reads; `--attnbench-compare` holds it against a run that was kept.
+The results are printed in a section of their own at the end of the session.  `--attnbench-save` saves them as a run
+file that every command of attnbench reads; `--attnbench-compare` compares them with a saved run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 FOLDER = "results"
 LATEST = "latest"
 SHOWN, KEPT = "attnbench", "attnbench run"
-"""Names of what a report carries: lines for people, and run files with one test's records."""
+"""Keys of user properties in a test's report: lines for people, and run files with one test's records."""
 AGAINST = pytest.StashKey["Run"]()
 
 
 class Bench:
-    """`attnbench.bench` and `attnbench.compare`, remembered for the summary."""
+    """`attnbench.bench` and `attnbench.compare`, with their results recorded for the summary."""
 
     def __init__(self, test: str, options: Mapping[str, Any]) -> None:
         self.shown: list[str] = []
@@ -45,7 +45,7 @@ class Bench:
         return found
 
     def compare(self, functions: Any, *more: Callable[[], Any], **options: Any) -> Comparison:
-        """Compare functions measured in turn; see `attnbench.compare`."""
+        """Compare functions measured alternately; see `attnbench.compare`."""
         from attnbench.api import compare
 
         found = compare(functions, *more, **{**self._options, **options})
@@ -58,7 +58,7 @@ class Bench:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the command line."""
+    """Declare the command-line options."""
     group = parser.getgroup("attnbench")
     group.addoption("--attnbench-device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.addoption("--attnbench-max-seconds", type=float, default=None, help="sampling time of one measurement")
@@ -68,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         const="",
         default=None,
         metavar="PATH",
-        help=f"keep what is measured as a run file (default of the bare flag: a new one in {FOLDER})",
+        help=f"save the results as a run file (default of the bare flag: a new one in {FOLDER})",
     )
     group.addoption(
         "--attnbench-compare",
@@ -77,14 +77,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         metavar="RUN",
         help=(
-            f"hold what is measured against a run file, the id of one in {FOLDER}, latest or previous (default of the "
-            "bare flag: latest)"
+            f"compare the results with a run file, the id of one in {FOLDER}, latest or previous (default of the bare "
+            "flag: latest)"
         ),
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the run to compare with before anything is measured, and before a newer one is kept."""
+    """Read the run to compare with before measuring and before a newer one is saved."""
     text = config.getoption("--attnbench-compare")
     if text is None or hasattr(config, "workerinput"):  # in a worker of pytest-xdist
         return
@@ -106,7 +106,7 @@ def attnbench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         options["max_seconds"] = seconds
     bench = Bench(request.node.name, options)
     yield bench
-    # Through the report, so that what a worker of pytest-xdist measured arrives in the main process too.
+    # Through the report, so that results of a pytest-xdist worker reach the main process.
     request.node.user_properties += [(SHOWN, line) for line in bench.shown]
     wanted = any(request.config.getoption(name) is not None for name in ("--attnbench-save", "--attnbench-compare"))
     if bench.found and wanted:
@@ -117,7 +117,7 @@ def attnbench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print what was measured; keep it and compare it where that is asked for."""
+    """Print the results; save and compare them if requested."""
     lines = _carried(terminalreporter, SHOWN)
     if not lines:
         return
@@ -129,7 +129,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         return
     from attnbench.errors import AttnbenchError
 
-    # The session is over: what cannot be written or compared is said, and ends nothing.
+    # The session is over: a failure to write or compare is printed and does not fail the session.
     run = _joined(texts)
     for step in (_compare, _save):
         try:
@@ -140,7 +140,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _carried(reporter: Any, name: str) -> list[str]:
-    """What the reports of all tests carry under a name, each once."""
+    """Return the values that the reports of all tests have under a name, each once."""
     found = (
         value
         for reports in reporter.stats.values()
@@ -152,7 +152,7 @@ def _carried(reporter: Any, name: str) -> list[str]:
 
 
 def _run(test: str, bench: Bench, device: str) -> Run:
-    """The measurements of one test as a run; a test that measures several times has a case each."""
+    """Return the measurements of one test as a run; a test with several measurements has one case for each."""
     from attnbench.machine.devices import resolve
     from attnbench.machine.fingerprint import environment
     from attnbench.record import Record, Run, Settings, Status
@@ -194,7 +194,7 @@ def _run(test: str, bench: Bench, device: str) -> Run:
 
 
 def _joined(texts: Sequence[str]) -> Run:
-    """The runs of all tests as one."""
+    """Return the runs of all tests as one run."""
     import dataclasses
 
     from attnbench.store.runfile import loads
@@ -219,7 +219,7 @@ def _save(run: Run, config: pytest.Config) -> Iterator[str]:
 
 
 def _compare(run: Run, config: pytest.Config) -> Iterator[str]:
-    """The verdicts of `attnbench diff`; functions have no version, so their own times are judged."""
+    """Yield the verdicts of `attnbench diff`; functions have no version, so their own times are judged."""
     before = config.stash.get(AGAINST, None)
     if before is not None:
         import io

@@ -1,7 +1,7 @@
-"""The data of a run, frozen: what is stored, sent by the worker, and read by every report.  Imports no torch.
+"""The frozen data of a run: stored in run files, sent by the worker, read by every report.  Imports without torch.
 
 Times are milliseconds, memory MiB, clocks MHz, power watts, unless a field's name says otherwise.
-A value that is not known is `None`, never 0: `Record.reason` or `Record.notes` says why.
+An unknown value is `None`, never 0: `Record.reason` or `Record.notes` says why.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from attnbench.errors import RunFileError
 from attnbench.text import Spelled, check_case, check_depth, check_id, shown
 
 SCHEMA = 1  # version of the run file; a reader refuses a newer one
-INTERRUPTED = "interrupted"  # `Time.stopped_by` of a row that is short of samples, since its run was ended
+INTERRUPTED = "interrupted"  # `Time.stopped_by` of a row with too few samples, because its run was ended
 T = TypeVar("T")
 
 
 class Status(StrEnum):
-    """How one backend ended on one case."""
+    """Outcome of one backend on one case."""
 
     PASSED = "passed"
     INCORRECT = "incorrect"
@@ -38,10 +38,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Time(Spelled):
-    """Samples of one launch and what is derived from them (`stats.summary.summarise`)."""
+    """Samples of one launch and the statistics derived from them (`stats.summary.summarise`)."""
 
     timer: str
-    "cupti, events, graph, reported, wall; imported where another program's file said the time"
+    "cupti, events, graph, reported, wall; imported if another program's file has the time"
     l2: str | None
     "cold or warm"
     regime: str | None
@@ -61,29 +61,29 @@ class Time(Spelled):
     ci_high_ms: float | None = None
     "95 % interval of the median; None below six samples"
     busy_ms: float | None = None
-    "median of the time at least one kernel ran; below the span by the gaps"
+    "median of the time in which at least one kernel ran; the span minus the gaps"
     host_ms: float | None = None
     "median CPU time of one launch call"
     setup_ms: float | None = None
-    "opening the session"
+    "time to open the session"
     first_call_ms: float | None = None
-    "first launch, compilation included"
+    "first launch, including compilation"
     tick_ms: float | None = None
     "resolution of the timer; ratios of times of a few ticks need it"
     other_cores: float | None = None
-    "CPU cores that other processes used meanwhile; of a run on a CPU"
+    "CPU cores used by other processes during sampling; only for a run on a CPU"
     samples_ms: tuple[float, ...] = field(default=(), repr=False)
     rounds: tuple[int, ...] = field(default=(), repr=False)
     "round of each sample: samples of one round of one group form a pair"
     at_s: tuple[float, ...] = field(default=(), repr=False)
-    "seconds since the group began"
+    "seconds since the start of the group"
     sm_mhz: tuple[float | None, ...] = field(default=(), repr=False)
     "mean SM clock around each sample"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Yardstick:
-    """Known work, timed by the timer and in rounds of the record's `time`: what moves it is the machine."""
+    """Known work, timed by the same timer in the same rounds as `time`: a change of it is one of the machine."""
 
     flops: int
     bytes: int
@@ -94,7 +94,7 @@ class Yardstick:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerSeries:
-    """Board power and heat while a group was sampled, by the driver's own counter."""
+    """Board power and temperature during the sampling of a group, by the driver's own counter."""
 
     at_s: tuple[float, ...] = field(default=(), repr=False)
     watts: tuple[float | None, ...] = field(default=(), repr=False)
@@ -103,7 +103,7 @@ class PowerSeries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Peak of the allocator with inputs and outputs, without the harness; measured alone."""
+    """Peak of the allocator, including inputs and outputs but not the harness; measured alone."""
 
     peak_allocated_mb: float | None = None
     peak_reserved_mb: float | None = None
@@ -120,7 +120,7 @@ class Work:
 
     @property
     def least_flops(self) -> int:
-        """What a share of a peak counts: executed FLOPs where the launch skips some of the useful ones, else these."""
+        """FLOPs for the share of a peak: executed ones if the launch skips some useful ones, else useful ones."""
         return min(self.flops, self.executed_flops or self.flops)
 
 
@@ -133,12 +133,12 @@ class Rate:
     effective_tflops: float | None = None
     gbps: float | None = None
     percent_of_peak: float | None = None
-    "share of the data-sheet peak that bounds the case; None where that is not known, or does not bound the launch"
+    "share of the data-sheet peak that bounds the case; None if unknown, or if that peak does not bound the launch"
     peak_counts: Literal["useful", "executed"] | None = None
 
     @classmethod
     def of(cls, work: Work, median_ms: float, percent_of_peak: float | None = None) -> Rate:
-        """Work over a median time; the caller, who knows the card, says the share of the peak (of `least_flops`)."""
+        """Return the work over a median time; the caller, who knows the GPU, gives the share of the peak."""
         share = None if (percent_of_peak or 0.0) > 100.0 else percent_of_peak  # 8-bit arithmetic, data in the L2
         useful, executed, effective = (
             None if flops is None else flops / median_ms / 1e9
@@ -156,7 +156,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Error:
-    """One output or gradient, and its worst head, against the oracle; None where a NaN or infinity has no distance."""
+    """Error of one output or gradient, and of its worst head, against the oracle; None for NaN or infinity."""
 
     max_abs: float | None
     rel_l1: float | None
@@ -181,7 +181,7 @@ class Speedup(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment(Spelled):
-    """What was measured on.  No host name, user or path."""
+    """The machine and its software.  No host name, user or path."""
 
     os: str
     python: str
@@ -205,7 +205,7 @@ class Environment(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record(Spelled):
-    """One case × backend with its outcome.  The status decides which blocks may exist."""
+    """One case × backend with its outcome.  The status decides which blocks may be present."""
 
     workload: str
     case: Mapping[str, Any]
@@ -217,11 +217,11 @@ class Record(Spelled):
     "short form of the kernel configuration"
     source_hash: str | None = None
     kernels: tuple[str, ...] = ()
-    "of one launch, as the profiler names them, in order of their first launch"
+    "of one launch, as the profiler names them, in order of first launch"
     kernel_launches: tuple[int, ...] = ()
-    "how often each is launched; empty: once"
+    "launches of each; empty: one each"
     kernel_ms: tuple[float, ...] = ()
-    "time of all launches of each, from the median of each launch"
+    "time of all launches of each, from the median launch"
     environment: int | None = None
     "index into Run.environments"
     replicate: int = 0
@@ -243,7 +243,7 @@ class Record(Spelled):
     counters: Mapping[str, float | None] = field(default_factory=dict)
     speedup: Speedup | None = None
     repro: str | None = None
-    "command that measures this row again"
+    "command that repeats the measurement of this row"
 
     def __post_init__(self) -> None:
         check_case(self.case)
@@ -258,7 +258,7 @@ class Record(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings(Spelled):
-    """How to measure: everything of a request that is not a case or a backend."""
+    """How to measure: everything in a request other than cases and backends."""
 
     device: str = "auto"
     "auto, cpu, cuda, cuda:N"
@@ -270,10 +270,10 @@ class Settings(Spelled):
     "burst or sustained"
     warmup: int | None = None
     iterations: int | None = None
-    "both fix the counts; without them `rel_ci` and `max_seconds` stop"
+    "warmup and iterations fix the counts; without them `rel_ci` and `max_seconds` stop"
     rel_ci: float = 0.01
     max_seconds: float = 2.0
-    "of sampling, a group"
+    "sampling time of a group"
     timeout: float = 120.0
     "seconds without progress of the worker"
     input: str = "normal"
@@ -305,13 +305,13 @@ class PlannedGroup(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard(Spelled):
-    """Which part of a plan a run measures."""
+    """The part of a plan that a run measures."""
 
     index: int
     "from 1"
     count: int
     groups: tuple[str, ...] = field(repr=False)
-    "names of all groups of the plan that was cut, in its order"
+    "names of all groups of the whole plan, in its order"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,11 +326,11 @@ class Run(Spelled):
     plan: tuple[PlannedGroup, ...] = field(default=(), repr=False)
     settings: Settings = field(default_factory=Settings)
     layout: str | None = None
-    "of the older script that the suite stands for; --layout prints it"
+    "layout of the older script that the suite replaces; --layout prints it"
     backend_files: tuple[str, ...] = ()
     "names (not paths) of the --backends files"
     shard: Shard | None = None
-    "what of a larger plan `plan` is; None of the whole"
+    "which part of a larger plan `plan` is; None if it is the whole"
     environments: tuple[Environment, ...] = field(default=(), repr=False)
     records: tuple[Record, ...] = field(default=(), repr=False)
 
@@ -340,7 +340,7 @@ class Run(Spelled):
 
 
 def to_dict(value: Any) -> Any:
-    """Turn a dataclass of this module into plain JSON data; non-finite numbers become null."""
+    """Return a dataclass of this module as plain JSON data; non-finite numbers become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -353,7 +353,7 @@ def to_dict(value: Any) -> Any:
 
 
 def from_dict(cls: type[T], data: Any, where: str = "run") -> T:
-    """Build a dataclass of this module from JSON data, every field checked.
+    """Return a dataclass of this module built from JSON data, every field checked.
 
     Raises:
         RunFileError: a field is missing, unknown or of the wrong type; the message names it.
@@ -392,7 +392,7 @@ def _needed(cls: type) -> tuple[str, ...]:
 
 @cache
 def _plain(hint: Any) -> frozenset[type]:
-    """The types of JSON scalars that `hint` takes as they are; none for what must be decoded."""
+    """Return the types of JSON scalars that `hint` accepts unchanged; empty for types that need decoding."""
     alternatives = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return frozenset(alternatives) if set(alternatives) <= {float, int, str, bool, type(None)} else frozenset()
 
@@ -410,7 +410,7 @@ def _decode(hint: Any, data: Any, where: str) -> Any:
             return None
         return _decode(next(a for a in args if a is not type(None)), data, where)
     if origin is tuple and isinstance(data, list | tuple):
-        if set(map(type, data)) <= _plain(args[0]):  # the hot path: raw samples
+        if set(map(type, data)) <= _plain(args[0]):  # hot path: raw samples
             return tuple(data)
         return tuple(_decode(args[0], item, f"{where}[{i}]") for i, item in enumerate(data))
     if origin is not None and hasattr(origin, "__mro__") and issubclass(origin, Mapping) and isinstance(data, Mapping):

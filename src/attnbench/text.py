@@ -1,8 +1,8 @@
-"""Text from outside: made fit to be kept and shown, or refused where it is to be a name.
+"""Text from outside: escaped for storage and display, or refused as a name.
 
-A name or a message may come from a library, a user's file, another machine's run file or a damaged
-database.  `spelled` is applied where text enters the data of a run (`Spelled`); `for_terminal` where text
-leaves to a terminal (`cli.output`, `report.terminal`); what lies between need not think of it.
+A name or a message may come from a library, a user's file, another machine's run file or a damaged database.  Text that
+enters the data of a run is `spelled` (see `Spelled`); text for a terminal passes `for_terminal` (`cli.output`,
+`report.terminal`).  Code in between need not handle it.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from typing import Any
 from attnbench.errors import RunFileError
 
 RUN_ID = re.compile(r"[0-9a-f]{4,16}")
-"""Ids of runs: they are part of file names."""
+"""Ids of runs, which are part of file names."""
 AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-"""Names of a case's axes: they are columns, flags and parts of file names."""
+"""Names of a case's axes, which are columns, flags and parts of file names."""
 DEEPEST = 8
-"""Levels of free data in a file."""
+"""Maximum nesting of free data in a file."""
 UNSHOWN = re.compile(
     "["
-    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls but line feed and tab: ESC, carriage return, C1
-    "\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"  # unseen, ends of lines, turned direction
-    "\ud800-\udfff"  # half a character: no encoding has it
-    "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f"  # unseen, and what XML and so a workbook may not hold
+    "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls except line feed and tab: ESC, carriage return, C1
+    "\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"  # invisible, line ends, direction changes
+    "\ud800-\udfff"  # surrogates: no encoding has them
+    "\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e007f"  # invisible, and characters that XML (a workbook) may not contain
     "]"
 )
 SECRET_IN_URL = re.compile(r"(?<=\w)(:/+[^\s:/@?#]*):\S*@")
-"From the end of the scheme; also with one slash: a URL that was taken for a path has lost the other."
+"From the end of the scheme; also with one slash, because `Path` reduces two slashes to one."
 SECRET_BY_NAME = re.compile(r"(?i)((?:password|passwd|pwd|secret)=)[^\s&;,'\"]+")
 HIDDEN = r"\1:***@"
 _WITHOUT_TEXT = frozenset({float, int, bool, type(None)})
 _SCALARS = _WITHOUT_TEXT | {str}
-"""Types of nearly all values: told by a look, not by asking `isinstance` for each."""
+"""Types of nearly all values, checked first because `isinstance` is slower."""
 
 
 def spelled(text: str) -> str:
-    r"""`text` with every letter that cannot be shown written as an escape, ``\u001b``; nothing is lost.
+    r"""Return `text` with every unprintable character written as an escape, ``\u001b``; nothing is lost.
 
-    Line feeds and tabs stay.  The escapes are those of JSON, so JSON stays JSON and means the same.
+    Line feeds and tabs stay.  The escapes are JSON's, so JSON stays JSON with the same meaning.
     """
     return text if text.isascii() and text.isprintable() else UNSHOWN.sub(_escape, text)
 
 
 def without_passwords(text: str) -> str:
-    """`text` with the password of each URL in it replaced by ``***``."""
+    """Return `text` with the password of each URL in it replaced by ``***``."""
     if ":/" in text:
         text = SECRET_IN_URL.sub(HIDDEN, text)
     return SECRET_BY_NAME.sub(r"\1***", text) if "=" in text else text
 
 
 def for_terminal(text: str) -> str:
-    """`text` as a terminal shows it: nothing in it steers the terminal, and no password is repeated."""
+    """Return `text` fit for a terminal: no control sequences, no passwords."""
     return spelled(without_passwords(text))
 
 
 class Short(reprlib.Repr):
-    """How a message spells a value: what nests too deep or is too long is cut, passwords are taken out before."""
+    """How a message shows a value: deep or long values are cut, passwords removed before."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 60, 60, 60
 
     def repr_str(self, value: str, level: int) -> str:
-        """A text: cut in its middle where it is too long."""
+        """Return a text, cut in its middle if it is too long."""
         return super().repr_str(without_passwords(value), level)
 
 
@@ -76,13 +76,13 @@ SHORT = Short()
 
 
 def shown(value: object) -> str:
-    """A value as a message shows it: in one line of at most 60 letters."""
+    """Return a value as a message shows it: in one line of at most 60 characters."""
     text = " ".join(SHORT.repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def check_id(run_id: str) -> None:
-    """Refuse what is not the id of a run: it becomes part of a path.
+    """Refuse an invalid id of a run: it becomes part of a path.
 
     Raises:
         RunFileError: naming it.
@@ -92,7 +92,7 @@ def check_id(run_id: str) -> None:
 
 
 def check_case(case: Mapping[str, Any]) -> None:
-    """Refuse a case whose axes have no plain names, or whose values are neither plain nor lists of plain ones.
+    """Refuse a case whose axes have invalid names, or whose values are neither plain nor lists of plain values.
 
     Raises:
         RunFileError: naming the axis.
@@ -107,10 +107,10 @@ def check_case(case: Mapping[str, Any]) -> None:
 
 
 def check_depth(data: Any, where: str) -> None:
-    """Refuse free data of a file that nests more than `DEEPEST` levels; `where` is named.
+    """Refuse free data of a file that nests more than `DEEPEST` levels; the message names `where`.
 
     Raises:
-        RunFileError: it does.
+        RunFileError: the data nests deeper.
     """
     level = [data]
     for _ in range(DEEPEST):
@@ -127,7 +127,7 @@ class Spelled:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Replace what has to be; the usual text is kept as it is."""
+        """Replace texts that need it; all others stay the same objects."""
         kind: Any = type(self)
         for name in _textual(kind):
             value = getattr(self, name)
@@ -137,13 +137,13 @@ class Spelled:
 
 @cache
 def _textual(cls: type) -> tuple[str, ...]:
-    """Fields that may hold text, by their annotations."""
+    """Return the fields that may hold text, by their annotations."""
     fields = [(field.name, str(field.type)) for field in dataclasses.fields(cls)]
     return tuple(name for name, hint in fields if "str" in hint or "Any" in hint)
 
 
 def _spelled_within(value: Any) -> Any:
-    """`value` itself where nothing in it changes."""
+    """Return `value` with its texts `spelled`; the same object if nothing changes."""
     kind = type(value)
     if kind is str:
         return value if value.isascii() and value.isprintable() else spelled(value)

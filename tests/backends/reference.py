@@ -1,4 +1,4 @@
-"""A small reference that shares no code with the package: fp64, every key's visibility written out."""
+"""A small reference implementation in fp64 that shares no code with the package."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""How long an adapter is: lines of code, without docstrings, comments and imports."""
+"""The size of each adapter in lines of code, without docstrings, comments and imports."""
 
 from __future__ import annotations
 

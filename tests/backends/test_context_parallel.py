@@ -1,4 +1,4 @@
-"""What the adapters of `attention-cp` refuse, and a figure that no card reaches."""
+"""Cases that the adapters of `attention-cp` refuse, and the refusal of an impossible figure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every adapter whose library is here, on every case of a grid that it takes, against fp64."""
+"""Every adapter whose library is installed, on every supported case of a grid, against fp64."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The adapters for HSTU kernels: ours interpreted, others' by stand-ins that compute the function."""
+"""The adapters for HSTU kernels: attnbench's in the interpreter, others by stand-ins that compute the function."""
 
 from __future__ import annotations
 

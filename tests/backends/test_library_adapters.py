@@ -1,4 +1,4 @@
-"""Adapters of libraries that are not here: fake modules record the calls and compute with the reference."""
+"""Adapters of libraries that are not installed: fake modules record the calls and compute with the reference."""
 
 import importlib.machinery
 import sys

@@ -116,7 +116,7 @@ def test_a_backend_that_follows_passes_the_whole_examination(name):
         launch.forward()
         outcome = examine(launch, references, variant="chosen", budget=backend.budget(case))
         assert outcome.ok, outcome.reason
-        assert outcome.notes == ("held against attention over the map that it used",)
+        assert outcome.notes == ("compared with attention over the map that it used",)
         assert set(launch.phases) == {"predict", "convert", "kernel"}
         for phase in launch.phases.values():
             phase()

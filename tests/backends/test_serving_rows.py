@@ -1,4 +1,4 @@
-"""Serving rows: right in every state of the cache, proved to be in it, apart by phases, and found out where wrong."""
+"""Serving rows: correct in every cache state, verified to be in it, split by phases, and wrong ones detected."""
 
 from __future__ import annotations
 

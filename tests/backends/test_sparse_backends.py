@@ -1,4 +1,4 @@
-"""Backends of block-sparse attention that run on a CPU, and the forms that a map is turned into."""
+"""Backends of block-sparse attention that run on a CPU, and the conversions of a map."""
 
 import sys
 from dataclasses import replace

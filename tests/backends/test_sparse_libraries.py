@@ -1,4 +1,4 @@
-"""Adapters of block-sparse libraries that are not here: stand-ins read each library's own format back into a map."""
+"""Adapters of block-sparse libraries that are not installed: stand-ins convert each library's format back to a map."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""An adapter says it was tested where a committed run has a passed record of it, and only there."""
+"""An adapter declares itself tested if and only if a committed run has a passed record of it."""
 
 from __future__ import annotations
 

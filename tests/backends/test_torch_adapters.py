@@ -1,4 +1,4 @@
-"""eager and SDPA on the CPU against the reference: values, gradients, reload, nothing left set."""
+"""eager and SDPA on the CPU against the reference: values, gradients, reload, no settings left changed."""
 
 import warnings
 

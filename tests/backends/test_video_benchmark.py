@@ -1,4 +1,4 @@
-"""The benchmark of the video rows: our loop beside the pipeline's, runs held together, and what has to be reached."""
+"""The benchmark of the video rows: our loop against the pipeline's, comparison of runs, and the targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a card can show of the video rows: our kernels in a model, what a step launches, a compiled step."""
+"""Video rows on a GPU: our kernels in a model, the launches of a step, a compiled step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a denoising step: any attention backend by its name, counted, timed in place, found out where wrong."""
+"""Rows of a denoising step: any attention backend by name, counted, timed in place, and wrong ones detected."""
 
 from __future__ import annotations
 

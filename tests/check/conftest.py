@@ -1,4 +1,4 @@
-"""One thread (the tensors are tiny, the machine is shared), and no waiting where nothing is late."""
+"""One thread, because the tensors are tiny and the machine is shared; no waits without late work."""
 
 from __future__ import annotations
 

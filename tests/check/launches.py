@@ -1,4 +1,4 @@
-"""A tiny workload (a scaled running sum) and launches of it that misbehave, one way each."""
+"""A tiny workload (a scaled running sum) and launches of it, each with one misbehaviour."""
 
 from __future__ import annotations
 

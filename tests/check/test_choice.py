@@ -1,4 +1,4 @@
-"""A launch that chooses: judged by its choice, then by what follows from it; the blocks of block-sparse HSTU."""
+"""A launch that makes a choice: the check of the choice, then of its result; the blocks of block-sparse HSTU."""
 
 from __future__ import annotations
 

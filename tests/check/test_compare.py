@@ -1,4 +1,4 @@
-"""Budgets with known answers: what is accepted, what is not, and how finely the check sees."""
+"""Budgets with known answers: which errors are accepted, which not, and the resolution of the check."""
 
 from __future__ import annotations
 

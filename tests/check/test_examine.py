@@ -1,4 +1,4 @@
-"""Every misbehaviour is planted and must be named; the honest must pass."""
+"""Each planted misbehaviour must be named; honest launches must pass."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_missing_backward_is_the_launch_s_own_refusal():
 def test_a_drawn_part_is_noted_and_still_catches_unwritten_memory_elsewhere():
     outcome, _, _ = run(Session, max_bytes=40_000)
     assert outcome.ok
-    assert outcome.notes == ("checked in part: 2 columns drawn with seed 0, the corners among them",)
+    assert outcome.notes == ("checked in part: 2 columns drawn with seed 0, including the corners",)
     hole = altered(lambda o: o["out"][0, 3, 1].fill_(math.nan))  # not a drawn pair
     assert run(hole, max_bytes=40_000)[0].reason.startswith("out: NaN: 17 of 13158")
 

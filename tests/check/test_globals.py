@@ -1,4 +1,4 @@
-"""What one backend changes must not reach the next."""
+"""Changes of globals by one backend must not reach the next."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_put_back_is_told_apart(monkeypatch):
     values.update(niceness=5, umask=0)
     notes = state.restore()
     assert notes == [
-        "global left changed: niceness (0 -> 5), which cannot be put back",
+        "global left changed: niceness (0 -> 5), which cannot be restored",
         "global left changed: umask (18 -> 0)",
     ]
     assert list(map(is_stuck, notes)) == [True, False]
@@ -140,7 +140,7 @@ def test_a_context_that_was_closed_since_is_no_change():
     outside = GlobalState.capture()
     with Mode():
         assert outside.restore() == [
-            "global left changed: active modes of torch functions (() -> ('Mode',)), which cannot be put back"
+            "global left changed: active modes of torch functions (() -> ('Mode',)), which cannot be restored"
         ]
 
 
@@ -152,7 +152,7 @@ def test_a_mode_that_forbids_the_question_is_an_answer():
     state = GlobalState.capture()
     with Refuses():
         notes = state.restore()
-    assert "global left changed: default device (cpu -> not readable), which cannot be put back" in notes
+    assert "global left changed: default device (cpu -> not readable), which cannot be restored" in notes
     assert GlobalState.capture().restore() == []
 
 

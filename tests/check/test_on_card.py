@@ -1,4 +1,4 @@
-"""Misbehaviour that needs a card: other streams, and the free blocks of the allocator."""
+"""Misbehaviour that needs a GPU: other streams, and freed blocks of the allocator."""
 
 from __future__ import annotations
 

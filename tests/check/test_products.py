@@ -1,4 +1,4 @@
-"""The operators of a call that compute, and what it takes to see them."""
+"""The detection of compute operators in a call, and its requirements."""
 
 from __future__ import annotations
 

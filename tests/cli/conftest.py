@@ -1,4 +1,4 @@
-"""The command line without a worker: `execute` is replaced by one that answers at once."""
+"""The command line without a worker: `execute` is replaced by a function that answers at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command does when all is well, and when it is stopped."""
+"""Successful and interrupted commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help is complete, fits its terminal and comes at once."""
+"""Help is complete, fits the terminal and is fast."""
 
 from __future__ import annotations
 

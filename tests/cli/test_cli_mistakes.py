@@ -1,4 +1,4 @@
-"""What is wrong with a request is said in one line, before anything is measured or written."""
+"""A wrong request is answered in one line, before anything is measured or written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`attnbench diff` as a user meets it."""
+"""`attnbench diff` from the command line."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_table(attnbench, runs, monkeypatch):
         for line in lines
     )
     assert lines[-1] == "3 slower, 11 same, 1 lost"
-    assert "note  all rows measured by one process on a side" in answer.out
+    assert "note  all rows measured by only one process on a side" in answer.out
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_files_of_a_seed_are_judged_by_what_they_have(attnbench, tmp_path, curre
     assert answer.code == code, answer.err
     (row,) = json.loads(Path("c.json").read_text("utf-8"))["rows"]
     assert (row["verdict"], row["a_ms"], row["b_ms"]) == (verdict, pytest.approx(2.456), pytest.approx(current))
-    assert "rests on means of another program's file, without samples" in answer.out.replace("\n", " ")
+    assert "based on means from another program's file, without samples" in answer.out.replace("\n", " ")
     if code == 3:
         assert answer.err == (
             "attnbench diff: nothing could be judged: every row is unclear; --replicates 3 makes it clear; exit 3\n"
@@ -272,7 +272,7 @@ def test_a_run_whose_file_is_gone_is_read_from_the_history(attnbench, runs):
     Path("results/history.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 20)
     answer = attnbench("export 5e6f7a8b --csv -")
     assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "the history could not be asked: history: db=results/history.sqlite is not a database" in answer.err
+    assert "the history could not be read: history: db=results/history.sqlite is not a database" in answer.err
 
 
 def test_long_tables_leave_out_what_is_the_same(attnbench, tmp_path):

@@ -247,7 +247,7 @@ def test_it_fits_the_terminal_but_commands_stay_whole(nvml, backends, monkeypatc
         assert doctor.run(parsed()) == 0
         lines = capsys.readouterr().out.splitlines()
         assert [line for line in lines if len(line) > columns and not line.startswith("  ")] == []
-        assert "  sudo nvidia-smi -lgc 1980,1980  # the highest SM clock, as far as power allows" in lines
+        assert "  sudo nvidia-smi -lgc 1980,1980  # highest SM clock, within the power limit" in lines
 
 
 def test_a_json_file_beside_the_report(no_driver, backends, wide, capsys, tmp_path):

@@ -1,4 +1,4 @@
-"""`attnbench history` on the command line, and the runs that get there by themselves."""
+"""`attnbench history` from the command line, and the runs that are added automatically."""
 
 from __future__ import annotations
 

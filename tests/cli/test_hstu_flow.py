@@ -1,4 +1,4 @@
-"""`run` and `check` of the suite hstu-bsa on a CPU, workers and all."""
+"""`run` and `check` of the suite hstu-bsa on a CPU, with real workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a new user types in an empty folder, in that order, and what is to come of it: nothing here is faked."""
+"""The first commands of a new user in an empty folder, in order, and their results; nothing is faked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line of a record that measures (or checks) it again: planned by the real parser, it is the same row."""
+"""The command of a record that repeats its row: the real parser plans the same row."""
 
 from __future__ import annotations
 

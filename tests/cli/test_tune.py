@@ -1,4 +1,4 @@
-"""`attnbench tune` from the command line: mistakes in one line, one race on the CPU, and what is kept of it."""
+"""`attnbench tune` from the command line: one-line errors, one race on the CPU, and what is stored."""
 
 from __future__ import annotations
 

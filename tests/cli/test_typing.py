@@ -1,4 +1,4 @@
-"""What people type first: flags of other programs, short flags, torch's names, a command without its argument."""
+"""Common first attempts: flags of other programs, short flags, torch's names, a command without its argument."""
 
 from __future__ import annotations
 

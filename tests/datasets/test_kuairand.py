@@ -1,4 +1,4 @@
-"""KuaiRand's own files read, NVIDIA's three files written and read back, and every broken field named by its place."""
+"""KuaiRand's own files, NVIDIA's three files written and read back, and the place named for every broken field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small set of steps, drawn so that it spans what a server meets, and suites of it that plan."""
+"""A small set of steps that covers a server's requests, and plans of the suites written from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents, and the parts of one that a test holds."""
+"""The documents, and the parts of one that a test checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command in the docs is one that the command line takes."""
+"""The command line accepts every command in the docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is stands in the docs: asked of the live registries, so that a new thing cannot be forgotten."""
+"""The docs cover everything in the live registries, so that a new entry cannot be forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of the docs and the examples runs, and prints what the docs say it prints (numbers apart)."""
+"""The code of the docs and the examples runs, and prints what the docs show (except numbers)."""
 
 from __future__ import annotations
 

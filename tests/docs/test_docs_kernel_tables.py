@@ -1,4 +1,4 @@
-"""The tables of our kernels beside others': what is missed is said, and nothing is judged that was not measured."""
+"""The tables of our kernels beside others': missed targets are reported, and unmeasured rows are not judged."""
 
 from __future__ import annotations
 

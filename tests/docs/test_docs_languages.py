@@ -1,4 +1,4 @@
-"""README.md and README.zh-CN.md say the same: commands, flags, code, tables, links."""
+"""README.md and README.zh-CN.md have the same commands, flags, code, tables and links."""
 
 from __future__ import annotations
 

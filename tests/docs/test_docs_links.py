@@ -1,4 +1,4 @@
-"""Every link and every file that a document names is there."""
+"""Every link and file in a document exists."""
 
 from __future__ import annotations
 

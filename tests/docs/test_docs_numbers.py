@@ -1,4 +1,4 @@
-"""A measured number stands in the docs only where a committed file says it."""
+"""Every measured number in the docs comes from a committed file."""
 
 from __future__ import annotations
 

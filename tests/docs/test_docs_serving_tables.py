@@ -1,4 +1,4 @@
-"""Rows of the tables of ranking steps: which record stands where, and what is compared with what."""
+"""Rows of the tables of ranking steps: which record fills each cell, and what is compared."""
 
 from __future__ import annotations
 

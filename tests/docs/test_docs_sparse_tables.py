@@ -1,4 +1,4 @@
-"""Tables of sparse and quantised attention, of made-up records."""
+"""Tables of sparse and quantised attention, from made-up records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends for the CPU that are right themselves and harm others in their process (give this file to --backends)."""
+"""Backends for the CPU that are correct but harm others in their process (give this file to --backends)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends for the CPU (for --backends) that are honest in odd ways: all of their work is in each of their calls."""
+"""Backends for the CPU (for --backends) that are unusual but honest: each call does all of its work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker without a process: bytes in its pipe, then nothing, as if it had said them and ended."""
+"""A worker without a process: its pipe holds given bytes, then ends."""
 
 from __future__ import annotations
 

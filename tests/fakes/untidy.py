@@ -1,4 +1,4 @@
-"""Backends for the CPU that are right and leave a global changed (give this file to --backends): `leaves-NAME`."""
+"""Backends for the CPU that are correct and leave a global changed (give this file to --backends): `leaves-NAME`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of a file that become paths: what a run file or a database says never leads out of a folder."""
+"""Names that become paths: no name in a run file or a database leads out of a folder."""
 
 from __future__ import annotations
 

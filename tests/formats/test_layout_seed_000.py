@@ -1,4 +1,4 @@
-"""seed-000: the file and the blocks to the letter, both ways."""
+"""seed-000: the file and the blocks, exactly, written and read."""
 
 from __future__ import annotations
 

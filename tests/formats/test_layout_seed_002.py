@@ -1,4 +1,4 @@
-"""seed-002 to the letter: the seed's own regular expressions and its columns on our files; broken ones are refused."""
+"""seed-002: the seed's own regular expressions and columns on our files; broken files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seed 003's pictures: their names, the numbers that they carry, and what is no such picture."""
+"""Seed 003's plots: their names, the numbers in them, and files that are not such plots."""
 
 from __future__ import annotations
 

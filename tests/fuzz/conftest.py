@@ -1,4 +1,4 @@
-"""An attack for each fuzzer: its folder, its seeds, and how a failure is repeated."""
+"""An attack for each fuzzer: its folder, its seeds, and how to repeat a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Captures of ncu, nsys and torch.profiler with anything in them, shown."""
+"""Captures of ncu, nsys and torch.profiler with arbitrary content, shown."""
 
 from __future__ import annotations
 

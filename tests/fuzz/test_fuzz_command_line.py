@@ -1,4 +1,4 @@
-"""Command lines with hostile values, as far as nothing is measured by them."""
+"""Command lines with hostile values that do not measure anything."""
 
 from __future__ import annotations
 

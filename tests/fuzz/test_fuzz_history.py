@@ -1,4 +1,4 @@
-"""Databases of the history, damaged in every way, under every verb that asks one."""
+"""Databases of the history, damaged in every way, with every verb that reads one."""
 
 from __future__ import annotations
 

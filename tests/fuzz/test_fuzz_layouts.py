@@ -1,4 +1,4 @@
-"""Exports of older scripts with anything in them, imported."""
+"""Exports of older scripts with arbitrary content, imported."""
 
 from __future__ import annotations
 

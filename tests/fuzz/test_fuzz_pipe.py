@@ -1,4 +1,4 @@
-"""Whatever comes through a worker's pipe, the parent has a record of each backend, and the file can be read."""
+"""Whatever comes through a worker's pipe, the parent has a record of each backend and a readable file."""
 
 from __future__ import annotations
 

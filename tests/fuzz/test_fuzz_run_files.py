@@ -1,4 +1,4 @@
-"""Run files with anything in them, through every verb that reads one."""
+"""Run files with arbitrary content, with every verb that reads one."""
 
 from __future__ import annotations
 

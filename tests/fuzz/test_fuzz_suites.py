@@ -1,4 +1,4 @@
-"""Suite files with anything in them, planned on both kinds of device."""
+"""Suite files with arbitrary content, planned on both kinds of device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server's surroundings on a clock of their own: arrivals, an engine that takes its time and fails when told to."""
+"""Simulated surroundings of a server: a clock, arrivals, and an engine with set durations and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When requests arrive: gaps of users, replays, and the processes that issue them."""
+"""Arrival times of requests: gaps of users, replays, and the processes that issue them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search of the highest rate: bracketed, bisected, ended, and what is said of it."""
+"""The search for the highest rate: bracketing, bisection, its end, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AUC of a replay: scores of a served log beside what the file says the users did, held against counting pairs."""
+"""AUC of a replay: scores of a served log and the users' actions in the file, compared with counting pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`attnbench load`: what it asks, shows, keeps and refuses; one load of five seconds by MLPerf's LoadGen."""
+"""`attnbench load`: requests, output, files and refusals; one load of five seconds by MLPerf's LoadGen."""
 
 from __future__ import annotations
 

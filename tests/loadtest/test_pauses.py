@@ -1,4 +1,4 @@
-"""What stops a server: collections pass over old objects and are timed, a launch far longer than others is said."""
+"""Pauses of a server: garbage collections skip old objects and are timed, long launches are reported."""
 
 from __future__ import annotations
 

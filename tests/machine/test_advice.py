@@ -1,4 +1,4 @@
-"""Commands for the user: this card's own, and none of them run."""
+"""Commands for the user: fit for this GPU, and none of them run."""
 
 from pathlib import Path
 

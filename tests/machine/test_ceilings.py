@@ -1,4 +1,4 @@
-"""Measured ceilings on the CPU: measured once, and without a trace."""
+"""Measured ceilings on the CPU: measured once, with no settings or memory left behind."""
 
 import pytest
 import torch

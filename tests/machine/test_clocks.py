@@ -1,4 +1,4 @@
-"""Locked clocks go back on every way out, the death of the parent included; no real card is touched."""
+"""Locked clocks are reset on every exit path, including the death of the parent; no real GPU is touched."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What a container lets a measurement do, on made-up file systems; and the files that one is built from."""
+"""Restrictions of a container, on made-up file systems; and the files from which one is built."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_read_is_left_out_or_said(root, monkeypatch):
     assert seen(root, card(None), cuda=None) == {
         "/dev/shm": ("is not there (No such file or directory)", "--shm-size 8G"),
         "memlock": ("unlimited", None),
-        "PID 1": ("unknown", "--init: nobody collects the processes that a worker leaves"),
+        "PID 1": ("unknown", "--init: nothing reaps the orphaned processes of a worker"),
         "GPUs": ("torch sees 8 of 8", None),
     }
     assert "GPUs" not in seen(root), "where there is no card, what needs one is no news"

@@ -1,4 +1,4 @@
-"""Which device a request means."""
+"""The device of a request."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""The environment block: complete, from the right card, and without a name, a user or a path."""
+"""The environment block: complete, of the right GPU, and without a name, a user or a path."""
 
 import getpass
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""One run at a time on a GPU: processes exclude each other, threads of one do not, and a death lets go."""
+"""One run at a time on a GPU: processes exclude each other, threads of one do not, and a death releases the lock."""
 
 from __future__ import annotations
 

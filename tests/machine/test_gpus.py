@@ -1,4 +1,4 @@
-"""Which GPUs `--gpus` means, on a machine where torch sees three."""
+"""The GPUs of `--gpus`, on a machine where torch sees three."""
 
 from __future__ import annotations
 

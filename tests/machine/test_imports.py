@@ -1,4 +1,4 @@
-"""Imports tried in processes of their own: whatever they do, it ends as a sentence."""
+"""Imports in processes of their own: whatever they do, the result is one sentence."""
 
 import sys
 

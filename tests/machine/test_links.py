@@ -1,4 +1,4 @@
-"""Links measured by real processes joined by gloo; ranks that die or hang; the command's mistakes."""
+"""Links measured by real processes joined by gloo; ranks that die or hang; wrong commands."""
 
 from __future__ import annotations
 

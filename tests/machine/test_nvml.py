@@ -1,4 +1,4 @@
-"""The card asked through NVML: mapping, units, and refusals that stay None."""
+"""Queries of the GPU through NVML: mapping, units, and refused queries that give None."""
 
 import dataclasses
 import os

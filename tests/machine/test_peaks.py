@@ -1,4 +1,4 @@
-"""Data-sheet peaks: a card has its own or none."""
+"""Data-sheet peaks: a GPU has its own or none."""
 
 import pytest
 

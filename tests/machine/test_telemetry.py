@@ -1,4 +1,4 @@
-"""Power beside a measurement."""
+"""Power during a measurement."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Profilers: on the PATH, in the CUDA folders, broken, or not there."""
+"""Profilers: on the PATH, in the CUDA folders, broken, or missing."""
 
 import importlib.metadata
 import shutil

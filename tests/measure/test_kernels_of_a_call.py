@@ -1,4 +1,4 @@
-"""What a timing says of the kernels of a call: once by name, however often they are launched."""
+"""The kernels of a call in a timing: once by name, however often they are launched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timers on a real card: they agree where they should, and the cache state is what it says."""
+"""The timers on a real GPU: they agree where expected, and the cache state is the declared one."""
 
 from __future__ import annotations
 

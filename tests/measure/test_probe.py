@@ -1,4 +1,4 @@
-"""The harness's own kernels compile without a GPU for every card they are for, and do not spill."""
+"""The harness's own kernels compile without a GPU for every supported GPU, and do not spill."""
 
 from __future__ import annotations
 

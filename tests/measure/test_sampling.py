@@ -1,4 +1,4 @@
-"""The sampler on a simulated card, by a clock of its own: what it finds is known beforehand."""
+"""The sampler on a simulated GPU with its own clock: all results are known in advance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stage of a GPU, as far as it can be seen without one."""
+"""The stage of a GPU, as far as it can be tested without one."""
 
 from __future__ import annotations
 

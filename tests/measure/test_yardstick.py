@@ -1,4 +1,4 @@
-"""Yardsticks: known work beside the subjects of a group, and what a record keeps of it."""
+"""Yardsticks: known work sampled with the subjects of a group, and their part of a record."""
 
 from __future__ import annotations
 

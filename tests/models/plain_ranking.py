@@ -1,4 +1,4 @@
-"""An HSTU ranking model written out for one request, in fp64, from the weights by name: the truth for the real one."""
+"""An HSTU ranking model for one request in fp64, written out from the weights by name: the reference."""
 
 from __future__ import annotations
 

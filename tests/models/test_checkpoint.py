@@ -1,4 +1,4 @@
-"""Weights in safetensors files: the format to the byte, and files that are cut short, foreign or spoilt."""
+"""Weights in safetensors files: the exact format, and truncated, foreign or corrupt files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step costs the host, counted: no Python for each token, one copy to the device, no value read back."""
+"""The cost of a step on the host, counted: no Python per token, one copy to the device, no value read back."""
 
 from __future__ import annotations
 

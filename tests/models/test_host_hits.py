@@ -1,4 +1,4 @@
-"""The choice between tokens brought back from host memory and tokens computed again."""
+"""The choice between reloading tokens from host memory and computing them again."""
 
 from __future__ import annotations
 

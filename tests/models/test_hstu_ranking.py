@@ -1,4 +1,4 @@
-"""The ranking model against itself written out in fp64: without a cache, with one, and after whatever happens to it."""
+"""The ranking model against an fp64 version: without a cache, with one, and in every state of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of ever new lengths launch kernels past Triton: a step's calls are kept by bounds that many steps share."""
+"""Steps of ever new lengths launch kernels without Triton's launcher: calls are cached by rounded bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps from the fixed buffers of a graph: run launch by launch here, captured where there is a card."""
+"""Steps from the fixed buffers of a graph: run launch by launch here, captured on a GPU."""
 
 from __future__ import annotations
 

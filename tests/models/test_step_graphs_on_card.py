@@ -1,4 +1,4 @@
-"""Captured steps on a card: the scores of each request, whatever happened to the cache, and no wait of the host."""
+"""Captured steps on a GPU: the scores of each request in every state of the cache, and no wait of the host."""
 
 from __future__ import annotations
 

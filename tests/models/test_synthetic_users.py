@@ -1,4 +1,4 @@
-"""Drawn users have the shape that is said of KuaiRand-1K, and their requests are what a cache expects."""
+"""Synthetic users have the published distributions of KuaiRand-1K, and their requests fit a cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has which rows: every row once, balanced work, chunks that differ by one row at most."""
+"""The distribution of rows: every row once, balanced work, chunks that differ by one row at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run over several GPUs: which measured what, and how far they are apart."""
+"""A run over several GPUs: the GPU of each row, and the differences between GPUs."""
 
 from __future__ import annotations
 

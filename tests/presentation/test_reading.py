@@ -1,4 +1,4 @@
-"""Reading help is said where it is true, and only there."""
+"""Reading help is shown where it is true, and only there."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""The table of rows that serve: what is end to end, what the device's, shares of phases, and what is not known."""
+"""The table of serving rows: end-to-end and device times, shares of phases, and unknown values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all rows of a serving run say together: a grid, what doubling costs, and whether it works here."""
+"""The joint results of all rows of a serving run: a grid, the cost of doubling, and whether it works here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of denoising steps: attention as timed in place, and nothing said of what is not known."""
+"""The tables of denoising steps: attention as timed in place, and nothing about unknown values."""
 
 from __future__ import annotations
 

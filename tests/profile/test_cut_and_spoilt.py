@@ -1,4 +1,4 @@
-"""Captures cut anywhere and with bytes changed: a capture or one line, never a traceback."""
+"""Captures cut anywhere and with bytes changed: the result is a capture or one line, never a traceback."""
 
 from __future__ import annotations
 

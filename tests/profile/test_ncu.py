@@ -1,4 +1,4 @@
-"""Nsight Compute's output: synthetic CSV of both pages, and its report through a module made up after NVIDIA's."""
+"""Nsight Compute's output: synthetic CSV of both pages, and its report through a fake of NVIDIA's module."""
 
 import enum
 import sys

@@ -1,4 +1,4 @@
-"""nsys's SQLite export, synthetic after its schema: ranges, projection, copies, idle, and files that are none."""
+"""nsys's SQLite export, synthetic by its schema: ranges, projection, copies, idle, and invalid files."""
 
 import sqlite3
 

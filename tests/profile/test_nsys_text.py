@@ -1,4 +1,4 @@
-"""What `nsys stats` prints: three real captures of three versions, and the other forms after their columns."""
+"""The output of `nsys stats`: three real captures of three versions, and the other forms by their columns."""
 
 import made_up_captures as made
 import pytest

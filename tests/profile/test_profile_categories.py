@@ -1,4 +1,4 @@
-"""Categories and short names of kernels that really ran: of the committed results, the captures, and the field."""
+"""Categories and short names of real kernels: of the committed results, the captures, and the field."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""ncu and torch.profiler on a real card: what they measure is there, plausible, and of the right backend."""
+"""ncu and torch.profiler on a real GPU: results exist, are plausible, and belong to the right backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of captures: shares, idle, seed 003's rows to the letter, counters, the roofline, CSV."""
+"""Tables of captures: percentages, idle, seed 003's exact rows, counters, the roofline, CSV."""
 
 from __future__ import annotations
 

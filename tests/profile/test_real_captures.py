@@ -1,4 +1,4 @@
-"""What ncu 2025.3.1 and torch.profiler 2.11 wrote on an H200 (captures/README.md), read and put into tables."""
+"""Real captures by ncu 2025.3.1 and torch.profiler 2.11 on an H200 (captures/README.md), read and put into tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--from: what a file is, found out from its content; and files that are none."""
+"""--from: the format of a file, detected from its content; and invalid files."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Taking captures with an ncu and an nsys that only know their options, and every way a tool can fail."""
+"""Captures with a fake ncu and nsys that only check their options, and every way a tool can fail."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_program_that_cannot_be_started(tmp_path):
             "concurrently collecting profiling data.",
             "another profiler holds",
         ),
-        ("==ERROR== Cuda driver is not compatible with Nsight Compute.", "does not fit this driver"),
+        ("==ERROR== Cuda driver is not compatible with Nsight Compute.", "does not support this driver"),
         (
             "==ERROR== The application returned an error: operation not permitted when stream is capturing",
             "inside a CUDA graph",

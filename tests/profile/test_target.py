@@ -1,4 +1,4 @@
-"""The profiled process, on this machine's CPU: what it opens, warms up, launches, and answers."""
+"""The profiled process, on this machine's CPU: its sessions, warm-up, launches, and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of torch.profiler: synthetic after torch 2.11's, and a real one of this machine's CPU."""
+"""Traces of torch.profiler: synthetic ones in torch 2.11's format, and a real one of this machine's CPU."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Every figure of a page: that it is Vega-Lite, says what was measured, and leaves out what was not."""
+"""Every chart of a page: it is Vega-Lite, shows what was measured, and omits what was not."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""What charts say of uncertainty: intervals of lines, and axes of time that end above 0."""
+"""Uncertainty in charts: intervals of lines, and time axes that end above 0."""
 
 from __future__ import annotations
 

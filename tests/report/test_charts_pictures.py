@@ -1,4 +1,4 @@
-"""PNG and SVG without a browser: under the names that stay, over any axis or measured quantity."""
+"""PNG and SVG without a browser: stable file names, any axis or measured quantity."""
 
 import argparse
 import dataclasses

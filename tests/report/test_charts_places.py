@@ -1,4 +1,4 @@
-"""Where names stand, what makes a line, and what bounds a case: the reasoning behind the charts, by hand."""
+"""Positions of names, the points of a line, and the bound of a case: the logic behind the charts, by hand."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Charts of whole models: what a step is made of, predicted and measured steps, latents by step."""
+"""Charts of whole models: the parts of a step, predicted and measured steps, latents by step."""
 
 from __future__ import annotations
 

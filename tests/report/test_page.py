@@ -1,4 +1,4 @@
-"""The HTML report as a text: what stands in it, what does not get out of it, and what may run in it."""
+"""The HTML report as text: its content, escaping, and what scripts may run in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTML report in a real browser: Debian's Chromium, no network, a phone, a keyboard, a dark room."""
+"""The HTML report in a real browser: Debian's Chromium, no network, a phone, a keyboard, dark mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where links of the report lead in a real browser, and what its tables and charts do with the width they have."""
+"""Link targets of the report in a real browser, and the use of the width by tables and charts."""
 
 from __future__ import annotations
 

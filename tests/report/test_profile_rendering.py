@@ -1,4 +1,4 @@
-"""Tables of profiles on a terminal: whole where there is room, and honest where there is not."""
+"""Tables of profiles on a terminal: complete if they fit, and marked as cut if not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with replicates whose combined answer is known by hand, on a terminal, in Markdown and in rows."""
+"""Runs with replicates whose combined result is known by hand, on a terminal, in Markdown and in rows."""
 
 import dataclasses
 import io

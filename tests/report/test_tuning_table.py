@@ -1,4 +1,4 @@
-"""The table of a race, from outcomes made by hand."""
+"""The table of a race, from made-up outcomes."""
 
 from __future__ import annotations
 

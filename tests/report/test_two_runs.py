@@ -1,4 +1,4 @@
-"""Two runs on one page: overlaid lines, ratios with intervals, and a sentence where they cannot be compared."""
+"""Two runs on one page: overlaid lines, ratios with intervals, and a sentence if they cannot be compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not known to within itself: no verdict, no point on a chart, the ratio as a range; a loaded CPU is said."""
+"""Rows with too much noise: no verdict, no point on a chart, the ratio as a range; a loaded CPU is reported."""
 
 from __future__ import annotations
 

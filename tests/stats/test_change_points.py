@@ -1,4 +1,4 @@
-"""Changes of level: the optimum is exact, drift and outliers raise no alarm, a shift is found where it is."""
+"""Level changes: the optimum is exact, drift and outliers raise no alarm, a shift is found at its place."""
 
 from __future__ import annotations
 

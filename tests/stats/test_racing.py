@@ -1,4 +1,4 @@
-"""Races: who runs with whom, who is dropped, what is said of the pick; and the figures the tuner has to reach."""
+"""Races: the pairings, the dropped contestants, the report on the pick; and the targets of the tuner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a race may spend, who goes on where it is short, and what is drawn of the end: every number by hand."""
+"""The budget of a race, who continues when it is short, and the final's sample: every number by hand."""
 
 from __future__ import annotations
 

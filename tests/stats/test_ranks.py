@@ -1,4 +1,4 @@
-"""The test of the lead: exact by enumeration, as rare as it says where values are alike, blind to pauses."""
+"""The test of the lead: exact by enumeration, at its nominal rate with ties, robust to pauses."""
 
 from __future__ import annotations
 

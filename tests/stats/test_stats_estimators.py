@@ -1,4 +1,4 @@
-"""The table in `stats.ratio`: rivals of the paired ratio on noise of known make."""
+"""The table in `stats.ratio`: rivals of the paired ratio on noise of known kinds."""
 
 import math
 

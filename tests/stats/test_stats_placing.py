@@ -1,4 +1,4 @@
-"""Where contestants stand after a stage and after a final: every number by hand."""
+"""The ranking of contestants after a stage and after a final: every number by hand."""
 
 from __future__ import annotations
 

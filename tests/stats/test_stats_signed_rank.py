@@ -1,4 +1,4 @@
-"""The shift that many values share, against counting and against streams whose truth is known."""
+"""The shift that many values share, against counting and against streams with a known shift."""
 
 from __future__ import annotations
 

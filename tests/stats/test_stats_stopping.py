@@ -1,4 +1,4 @@
-"""When the rule stops, when it must not, and what the interval is worth after it has."""
+"""When the rule stops, when it must not, and the coverage of the interval afterwards."""
 
 import json
 from pathlib import Path

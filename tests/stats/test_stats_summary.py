@@ -1,4 +1,4 @@
-"""Median, interval, percentiles, and what serial dependence does to the interval."""
+"""Median, interval, percentiles, and the effect of serial dependence on the interval."""
 
 import math
 import random

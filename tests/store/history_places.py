@@ -1,4 +1,4 @@
-"""Both kinds of history, empty, for tests that hold for either; and processes that write into one."""
+"""Empty histories of both kinds, for tests of both; and processes that write to one."""
 
 from __future__ import annotations
 

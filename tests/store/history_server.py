@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: in a temporary folder, on a socket there, gone afterwards."""
+"""A PostgreSQL server for the tests: in a temporary folder, on a socket there, removed afterwards."""
 
 from __future__ import annotations
 

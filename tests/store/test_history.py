@@ -1,4 +1,4 @@
-"""The history gives back what it was given, once, whatever happens beside it."""
+"""The history returns what was stored, once, whatever other processes do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A damaged database: whatever it says, one line says that it is damaged, and one bad file stops no folder."""
+"""A damaged database is reported in one line, whatever it contains; one bad file does not stop a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A history that cannot be opened, read or written is answered in one line, and stays as it is."""
+"""A history that cannot be opened, read or written is reported in one line, and is not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One row's trend: which row is meant, what is never mixed, where it changed and what changed beside it."""
+"""One row's trend: row selection, separate series, level changes and the differences beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends that do nothing, in the registry's place: what is planned must not depend on what is installed."""
+"""A registry of backends that do nothing: plans must not depend on what is installed."""
 
 from __future__ import annotations
 

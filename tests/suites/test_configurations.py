@@ -1,4 +1,4 @@
-"""``name[*]``: every configuration that the case has, beside the suite's references."""
+"""``name[*]``: every configuration of a case, plus the suite's references."""
 
 from __future__ import annotations
 

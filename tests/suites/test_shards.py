@@ -1,4 +1,4 @@
-"""A plan cut into shards and put together again is the plan."""
+"""A plan cut into shards and merged again is the same plan."""
 
 from __future__ import annotations
 

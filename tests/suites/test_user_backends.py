@@ -1,4 +1,4 @@
-"""A user's file is described by a process of its own; whatever its import does, planning has one line."""
+"""A process of its own describes a user's file; whatever its import does, planning reports one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan's kernels compiled ahead: each group waits for its own, and nothing is compiled while one is timed."""
+"""A plan's kernels compiled in advance: each group waits for its own, and none is compiled during sampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets the record when a worker is lost, by scripted workers: no process, no sampling."""
+"""The backend that is blamed for a lost worker, with scripted workers: no process, no sampling."""
 
 from __future__ import annotations
 

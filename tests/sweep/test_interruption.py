@@ -1,4 +1,4 @@
-"""A signal while a group is measured: its samples are kept where they are enough, and resuming measures it again."""
+"""A signal during a group: its samples are kept if there are enough, and resuming measures it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each half alone: the blame of a group needs no run and no process, the worker of a device knows no schedule."""
+"""Each part alone: blaming a group needs no run and no process, a device's worker needs no schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an actor undoes of what Ray does to its process."""
+"""What an actor reverts of Ray's changes to its process."""
 
 from __future__ import annotations
 

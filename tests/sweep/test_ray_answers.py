@@ -1,4 +1,4 @@
-"""What comes from a cluster, held against what was asked: no Ray is needed for it."""
+"""Answers of a cluster, compared with the requests; without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process at a time writes a run file: another is refused, a dead one's lock is nobody's, nothing is left behind."""
+"""One process at a time writes a run file: another is refused, a dead one's lock is free, no files remain."""
 
 from __future__ import annotations
 

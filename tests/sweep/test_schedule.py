@@ -1,4 +1,4 @@
-"""Groups given to several executors: each is measured once, whatever dies, and cases stay where they were begun."""
+"""Groups on several executors: each is measured once, whatever dies, and a case stays on its executor."""
 
 from __future__ import annotations
 

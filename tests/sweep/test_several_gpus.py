@@ -1,4 +1,4 @@
-"""Two H200 that are not there, from the queue to the run file: real workers, one on each."""
+"""Two simulated H200, from the queue to the run file, with one real worker on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round of the soak: random kills and stops, nothing lost.  ATTNBENCH_SOAK_SECONDS=7200 goes on for two hours."""
+"""A round of the soak test: random kills and stops, nothing lost.  ATTNBENCH_SOAK_SECONDS=7200 runs for two hours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Executors of a run whose cases are spread over several GPUs: teams of those that follow each other."""
+"""Executors of a run whose cases are spread over several GPUs: teams of adjacent GPUs."""
 
 from __future__ import annotations
 

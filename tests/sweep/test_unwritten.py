@@ -1,4 +1,4 @@
-"""A run file that cannot be written meanwhile: measuring goes on, and whoever asked has what was measured."""
+"""A run file that temporarily cannot be written: measuring goes on, and the caller gets the results."""
 
 from __future__ import annotations
 

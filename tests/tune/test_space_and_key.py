@@ -1,4 +1,4 @@
-"""What is raced, and what an answer holds for."""
+"""The participants of a race, and the key of its result."""
 
 from __future__ import annotations
 

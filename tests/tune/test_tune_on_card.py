@@ -1,4 +1,4 @@
-"""On a card: what is compiled ahead is not compiled again, and a small space has its answer."""
+"""On a GPU: kernels compiled in advance are not compiled again, and a small space has its result."""
 
 from __future__ import annotations
 

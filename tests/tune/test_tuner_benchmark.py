@@ -1,4 +1,4 @@
-"""benchmarks/tuner.py as it runs on a card, here on the CPU with drawn times: the truth is the truth."""
+"""benchmarks/tuner.py as on a GPU, but on the CPU with drawn times and a known winner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the space to the answer on a simulated H200: compiled ahead, checked, raced, stopped and taken up again."""
+"""From the space to the result on a simulated H200: compiled in advance, checked, raced, stopped and resumed."""
 
 from __future__ import annotations
 

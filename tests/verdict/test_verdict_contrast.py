@@ -1,4 +1,4 @@
-"""A row against what stayed the same: every number by hand."""
+"""A row against unchanged rows: every number by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a diff says of runs whose truth is known."""
+"""A diff of runs whose true change is known."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_processes_without_samples_are_compared():
     assert verdicts(alone, "mine") == ["slower"] * 4
     assert not {"slower", "faster"} & set(verdicts(alone, "base") + verdicts(alone, "third"))
     (first, *_) = [one for one in alone.changes if one.key[2] == "mine"]
-    assert first.remark.startswith("rests on medians of another program's file, without samples")
+    assert first.remark.startswith("based on medians from another program's file, without samples")
     assert first.smallest > 0.04
     assert "slower" in verdicts(diff(imported(30, 6), imported(40, 6, 1.3)), "mine")
 
@@ -474,7 +474,7 @@ def test_a_row_alone_may_be_luck_in_one_process_and_not_in_three():
     assert alone.verdict == "unclear"
     assert alone.low > 0.0, "its samples show it"
     assert re.fullmatch(
-        r"\+3\.\d % in one process a side may be the difference of two processes; "
+        r"\+3\.\d % with one process per side may be the difference between two processes; "
         "`--replicates 3`, .* tell",
         alone.remark,
     )
@@ -492,7 +492,7 @@ def test_many_rows_that_moved_together_are_no_luck():
     assert verdicts(found, "mine") == ["slower"] * 12
     assert set(verdicts(found)) == {"slower", "same"}
     assert {one.remark for one in found.changes if one.key[2] == "mine"} == {
-        "one of the rows that moved together, by +3.0 % over 12 cases; alone it shows nothing"
+        "one of the rows that moved together, by +3.0 % over 12 cases; alone it would be unclear"
     }
 
 
@@ -704,7 +704,7 @@ def test_cards_and_inputs_are_conditions_too():
     with pytest.raises(UsageError, match="input=normal, zeros differ"):
         diff([make_run(39)], [make_run(40, settings=Settings(device="cuda", input="zeros"))])
     found = diff([make_run(39)], [make_run(40, environments=(other,))], across=["card"])
-    assert [note.split(":")[0] for note in found.notes[-2:]] == ["another card", "another Triton"]
+    assert [note.split(":")[0] for note in found.notes[-2:]] == ["different card", "different Triton"]
     assert found.machines == ("A NVIDIA H200 · torch 2.11 · triton 3.6", "B NVIDIA B200 · torch 2.11 · triton 3.7")
 
 

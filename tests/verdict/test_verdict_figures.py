@@ -1,4 +1,4 @@
-"""The figures that verdicts are made of, computed by hand."""
+"""The figures behind verdicts, computed by hand."""
 
 from __future__ import annotations
 

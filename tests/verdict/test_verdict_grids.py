@@ -1,4 +1,4 @@
-"""The figures that a diff has to reach, on fewer grids than benchmarks/diff.py simulates, and its committed result."""
+"""The targets of a diff, on fewer grids than benchmarks/diff.py simulates, and its committed result."""
 
 from __future__ import annotations
 

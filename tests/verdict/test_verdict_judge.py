@@ -1,4 +1,4 @@
-"""From contrasts to verdicts: learned noise, the verdict of a row, what a diff counts; every number by hand."""
+"""From contrasts to verdicts: learned noise, the verdict of a row, the counts of a diff; every number by hand."""
 
 from __future__ import annotations
 

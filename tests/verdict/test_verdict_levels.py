@@ -1,4 +1,4 @@
-"""Times brought to one clock and freed of the drift of their group: every number by hand."""
+"""Times converted to one clock and corrected for the drift of their group: every number by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a diff says beside its figures: every note and remark, where it stands and where it does not."""
+"""The notes and remarks of a diff: where each appears and where it does not."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from attnbench.verdict.notes import percent, remark_of
 from attnbench.verdict.together import Move
 
 ALONE = (
-    "{} measured by one process on a side: 0.5 % from process to process is assumed where unchanged rows do not show "
-    "what it is; `--replicates 3`, or more files a side, would measure it"
+    "{} measured by only one process on a side: a spread of 0.5 % between processes is assumed where unchanged rows do "
+    "not show it; `--replicates 3`, or more files per side, would measure it"
 )
 BARE = (
-    "{} with no unchanged backend and no yardstick beside: the machine is what unchanged rows of other cases show, and "
-    "1 % off a run where there are fewer than 5"
+    "{} with no unchanged backend and no yardstick beside: the change of the machine is taken from unchanged rows of "
+    "other cases, or assumed as 1 % per run where there are fewer than 5"
 )
 
 
@@ -59,7 +59,10 @@ def test_what_the_machine_did_is_said_where_not_all_rows_did(machine, said):
     """A changed backend that went the other way: no shift of all rows."""
     a = make_run(8, replicates=3, offset=1e-4)
     b = make_run(9, replicates=3, offset=1e-4, machine=machine, factors={"mine": 1 / machine**2}, source="two")
-    took = f"what stayed the same took {said} in B against A: the machine's doing, taken out of the changes, not of the times"
+    took = (
+        f"unchanged backends and yardsticks took {said} in B: a change of the machine, subtracted from the changes "
+        "but not from the times"
+    )
     assert notes(a, b) == ((took,) if said else ())
 
 
@@ -73,7 +76,7 @@ def test_another_clock_is_said_by_its_size():
     a, b = (make_run(seed, clock=clock, replicates=3) for seed, clock in ((10, 1700.0), (11, 1615.0)))
     (found,) = [note for note in notes(a, b) if "clock" in note]
     assert found.startswith("the SM clock differed by -5.")
-    assert found.endswith(" % in B: changes are those at one clock")
+    assert found.endswith(" % in B: changes are given at the same clock")
     assert not [note for note in notes(a, make_run(12, clock=1708.0, replicates=3)) if "clock" in note]
 
 
@@ -81,9 +84,9 @@ def test_other_tools_and_cards_are_said():
     def on(**changed):
         return make_run(13, replicates=3, environments=(dataclasses.replace(CARD, **changed),))
 
-    torch = "another torch: its matmul, a yardstick, may be another too"
-    triton = "another Triton: what it compiles may have changed in references too, though their sources did not"
-    card = "another card: two of one model differ by percents, and only a reference takes that out"
+    torch = "different torch: its matmul, a yardstick, may differ too"
+    triton = "different Triton: it may compile references differently, although their sources are unchanged"
+    card = "different card: two of one model differ by percents, which only a reference corrects"
     here = make_run(14, replicates=3)
     assert notes(here, on(torch="2.12")) == (torch,)
     assert notes(here, on(triton="3.8")) == (triton,)
@@ -96,7 +99,7 @@ def test_a_named_reference_that_changed_is_said():
     a = make_run(15, replicates=3)
     b = make_run(16, replicates=3, factors={"base": 1.0, "third": 1.0}, source="two")
     (found,) = notes(a, b, references=["third", "base", "other"])
-    assert found == "base, third: named as reference, though its version or source is another in B, or not known"
+    assert found == "base, third: named as reference, but its version or source differs in B or is unknown"
 
 
 # ── remarks ────────────────────────────────────────────────────────────────────────────────────────
@@ -115,7 +118,7 @@ def judged(verdict="same", change=0.01, low=0.005, high=0.02, **changed):
 
 def test_a_plain_verdict_has_no_remark_and_an_unknown_one_says_why():
     assert remark(judged()) is None
-    why = "one process a side and fewer than three samples: nothing says how far apart two processes lie"
+    why = "one process per side and fewer than three samples: the spread between processes is unknown"
     assert remark(Judged("unclear")) == why
     assert remark(Judged("unclear", 0.1)) == why
 
@@ -123,7 +126,7 @@ def test_a_plain_verdict_has_no_remark_and_an_unknown_one_says_why():
 @pytest.mark.parametrize(("median", "what"), [(2.0, "medians"), (None, "means")])
 def test_times_without_samples_are_said(median, what):
     bare = SimpleNamespace(samples_ms=(), median_ms=median)
-    said = f"rests on {what} of another program's file, without samples: what these vary by is assumed"
+    said = f"based on {what} from another program's file, without samples: their spread is assumed"
     assert remark(judged(), times=(bare,)) == said
     assert remark(judged(), times=(SAMPLED, bare)) == said
     for side in (0, 1):
@@ -135,12 +138,15 @@ def test_times_without_samples_are_said(median, what):
 
 def test_a_row_called_with_its_group_says_by_how_much_that_moved():
     along = judged("slower", together=Move(0.03, 0.02, 0.04, 12))
-    assert remark(along) == ("one of the rows that moved together, by +3.0 % over 12 cases; alone it shows nothing")
+    assert remark(along) == ("one of the rows that moved together, by +3.0 % over 12 cases; alone it would be unclear")
     assert remark(dataclasses.replace(along, verdict="unclear")) is None
 
 
 def test_a_change_that_two_processes_may_differ_by_names_replicates():
-    said = "+2.0 % in one process a side may be the difference of two processes; `--replicates 3`, or more files a side, tell"
+    said = (
+        "+2.0 % with one process per side may be the difference between two processes; "
+        "`--replicates 3`, or more files per side, would tell"
+    )
     change = math.log1p(0.02)
     assert remark(judged("unclear", change, 0.001, 0.04, placement=0.04)) == said
     assert remark(judged("unclear", -change, -0.04, -0.001, placement=0.04)) == said.replace("+", "-").replace(

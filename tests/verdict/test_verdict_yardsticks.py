@@ -1,4 +1,4 @@
-"""Yardsticks laid beside the rows of a case: their processes, their parts, their clocks."""
+"""Yardsticks compared with the rows of a case: their processes, their parts, their clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is right and did not do the work in its samples has no time; who did keeps it."""
+"""A correct backend that does not do the work in its samples has no time; one that does keeps it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same on a GPU: kernels outside the sample, on other streams, and by timers that see the device alone."""
+"""The same on a GPU: kernels outside the sample, on other streams, and with device-only timers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that a thread queues on a GPU's stream; the stream is simulated, so that a test chooses who comes first."""
+"""Work that a thread queues on a GPU's stream; the stream is simulated, so that a test chooses the order."""
 
 from __future__ import annotations
 

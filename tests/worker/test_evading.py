@@ -1,4 +1,4 @@
-"""Who hides when it works, or tells whether it is looked at, has no time either."""
+"""A backend that hides its work, or detects the inspection, has no time either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group carried out in this very process: what a planted backend in another process cannot show."""
+"""A group executed in the test's own process, for effects that a planted backend in another process cannot show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Harm that one backend does shows in no record of another: it is measured once more alone before it is convicted."""
+"""Harm by one backend is not recorded for another: that one is measured again alone before it is blamed."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ EXPECTED = {
     "version-is-a-number": "version-is-a-number: version()=2.1 is not text; a str or None",
     "notes-are-one-text": "notes-are-one-text: notes='a kernel' is not text; a tuple of str",
     "notes-are-numbers": "notes-are-numbers: notes=(1, None) is not text; a tuple of str",
-    "half-a-flop": "half-a-flop: executed_flops=0.5 is no count; None or a whole number, 0 to 1e+24",
-    "minus-one-flop": "minus-one-flop: executed_flops=-1 is no count; None or a whole number, 0 to 1e+24",
+    "half-a-flop": "half-a-flop: executed_flops=0.5 is not a count; None or a whole number, 0 to 1e+24",
+    "minus-one-flop": "minus-one-flop: executed_flops=-1 is not a count; None or a whole number, 0 to 1e+24",
     "flops-of-numpy": None,
     "phases-are-a-list": "AttributeError during check: after timing: 'list' object has no attribute 'items'",
     "phase-named-by-a-number": None,

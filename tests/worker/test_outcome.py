@@ -1,4 +1,4 @@
-"""The share of a data sheet's peak that a worker writes down."""
+"""The share of a data sheet's peak in a worker's record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a group: no round in common but with the baseline measured beside them."""
+"""Parts of a group: they share rounds only with the baseline that is measured in each."""
 
 from __future__ import annotations
 

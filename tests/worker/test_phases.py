@@ -1,4 +1,4 @@
-"""Phases of a launch: by the timer that was asked for, where it can time them."""
+"""Phases of a launch: measured by the requested timer, if it can time them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker may not say: records of others, figures of no use, lines without an end."""
+"""Forbidden messages of a worker: records of others, unusable figures, lines without an end."""
 
 from __future__ import annotations
 

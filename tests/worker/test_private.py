@@ -1,4 +1,4 @@
-"""Reasons and notes name no folder, no user, no host and no password, and stay sentences."""
+"""Reasons and notes contain no folder, user, host or password, and remain sentences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parent's side of the protocol against workers that are small scripts."""
+"""The parent's side of the protocol, with small scripts as workers."""
 
 from __future__ import annotations
 

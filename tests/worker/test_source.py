@@ -1,4 +1,4 @@
-"""The hash that says whether a backend is the one of another run."""
+"""The hash that tells whether a backend is the same as in another run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a worker is bounded and loses no last words; nothing that a backend starts outlives the run."""
+"""The log of a worker is bounded and keeps the last lines; no process that a backend starts outlives the run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_is_printed_is_counted_and_the_last_words_of_a_crash_are_kept():
     sampled = [note for note in found["honest"].notes if "printed" in note]
     assert len(sampled) == 1
     assert re.match(r"while the group was sampled: \d+\.\d MiB were printed", sampled[0])
-    assert found["prints-a-lot"].notes[0] == "64.0 MiB were printed; of the log the last 64 KiB are kept"
+    assert found["prints-a-lot"].notes[0] == "64.0 MiB were printed; the log keeps the last 64 KiB"
 
 
 def test_a_log_takes_no_memory_of_the_parent(monkeypatch):
@@ -186,5 +186,5 @@ def test_a_limit_of_file_sizes_that_leaves_no_room_for_the_log_is_said(monkeypat
         raise OSError(errno.EFBIG, "File too large")
 
     monkeypatch.setattr(os, "truncate", truncate)
-    with pytest.raises(NothingToRun, match=r"shared memory=4096 are not to be had \(File too large\); .*ulimit -f"):
+    with pytest.raises(NothingToRun, match=r"shared memory=4096 cannot be allocated \(File too large\); .*ulimit -f"):
         shared_memory(4096)

@@ -1,4 +1,4 @@
-"""What a backend leaves changed is put back, noted on its own record, and reaches no other."""
+"""Changes that a backend leaves are reverted, noted on its own record, and do not reach others."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_it_is_put_back_and_noted_on_the_record_of_who_left_it(together, name):
         assert any(note.startswith(words) for note in notes), (words, notes)
     if name.startswith("honest"):
         assert record.notes == ()
-    assert not any("hunter2" in note or "/somewhere" in note or "cannot be put back" in note for note in record.notes)
+    assert not any("hunter2" in note or "/somewhere" in note or "cannot be restored" in note for note in record.notes)
 
 
 def test_inference_mode_around_a_yield_fails_nobody_with_a_backward():
@@ -121,7 +121,7 @@ def test_what_cannot_be_put_back_has_a_process_of_its_own(tmp_path, monkeypatch)
     found = by_name(run)
     assert {record.status for record in run.records} == {Status.PASSED}
     assert found["a-mode-around-the-yield"].notes == (
-        "global left changed: active modes of torch functions (() -> ('CountsCalls',)), which cannot be put back",
+        "global left changed: active modes of torch functions (() -> ('CountsCalls',)), which cannot be restored",
         "no speed-up: measured without the baseline",
         BY_ITSELF,
     )

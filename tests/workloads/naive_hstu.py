@@ -1,4 +1,4 @@
-"""HSTU attention pair by pair in Python, from the words of the definition, for autograd to differentiate."""
+"""HSTU attention pair by pair in Python, from its definition, for autograd to differentiate."""
 
 from __future__ import annotations
 

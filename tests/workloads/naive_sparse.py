@@ -1,4 +1,4 @@
-"""Block-sparse attention by its words, pair by pair, sharing no code with the package."""
+"""Block-sparse attention by its definition, pair by pair, sharing no code with the package."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""An AttentionCase says what is wrong with it, has a unique name, and comes back from JSON."""
+"""AttentionCase: errors of invalid fields, unique names, and the round trip through JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A draw has the corners, is deterministic, fits, and cuts the same part from oracle and backend."""
+"""A draw has the corners, is deterministic, fits, and selects the same part from oracle and backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs are in the documented layout, seeded, and of the kind asked for."""
+"""Inputs have the documented layout, are seeded, and are of the requested kind."""
 
 from __future__ import annotations
 

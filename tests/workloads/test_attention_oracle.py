@@ -1,4 +1,4 @@
-"""The oracle against torch's SDPA math and autograd, and against itself in other chunks."""
+"""The oracle against torch's SDPA math and autograd, and against itself with other chunks."""
 
 from __future__ import annotations
 

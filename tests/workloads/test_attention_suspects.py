@@ -1,4 +1,4 @@
-"""Each suspect is the wrong answer its words say, and only where it differs from the right one."""
+"""Each suspect is the wrong result that it describes, and differs from the right one only there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule that workloads share: any unit of parts, the corners always, the rest by seed within the memory."""
+"""The rule of parts that workloads share: all corners, and the rest by seed within the memory limit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_corners_that_are_everything_are_the_whole():
 @pytest.mark.parametrize("parts", [((3, 1, 4), (1, 5, 9)), ((2,), (6,))])
 def test_the_record_says_how_many_of_what(parts):
     assert Draw(parts, "blocks of frames").note(7) == (
-        "checked in part: 2 blocks of frames drawn with seed 7, the corners among them"
+        "checked in part: 2 blocks of frames drawn with seed 7, including the corners"
     )
     assert Draw().note(7) is None
 

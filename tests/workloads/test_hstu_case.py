@@ -1,4 +1,4 @@
-"""An HstuCase says what is wrong with it, has a unique name, and comes back from JSON and from flags."""
+"""HstuCase: errors of invalid fields, unique names, and the round trip through JSON and flags."""
 
 from __future__ import annotations
 

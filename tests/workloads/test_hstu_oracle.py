@@ -1,4 +1,4 @@
-"""The oracles of HSTU against a naive loop with autograd, and the properties the function must have."""
+"""The oracles of HSTU against a naive loop with autograd, and required properties of the function."""
 
 from __future__ import annotations
 

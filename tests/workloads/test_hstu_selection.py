@@ -1,4 +1,4 @@
-"""The blocks of the sparse variant: the right ones, and how a backend's are judged by score."""
+"""The blocks of the sparse variant: the right ones, and the judgement of a backend's by score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving cases: what is refused, exact work against counting, inputs by seed, the oracle and the errors it allows."""
+"""Serving cases: refusals, exact work against counting, inputs by seed, the oracle and its allowed errors."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_large_requests_are_checked_in_part_the_first_and_last_among_them(monkey
     assert len(draw.parts) == 3
     assert {(0,), (6,)} < set(draw.parts)
     assert draw != WORKLOAD.draw(one, seed=3, max_bytes=1)
-    assert draw.note(0) == "checked in part: 3 requests drawn with seed 0, the corners among them"
+    assert draw.note(0) == "checked in part: 3 requests drawn with seed 0, including the corners"
     whole = WORKLOAD.oracle("logits", one, inputs, dtype=torch.float64, draw=Draw())
     part = WORKLOAD.oracle("logits", one, inputs, dtype=torch.float64, draw=draw)
     assert torch.equal(WORKLOAD.select(one, whole, draw)["out"], part["out"])

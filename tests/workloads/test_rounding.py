@@ -1,4 +1,4 @@
-"""Expected errors: of the size that honest evaluations have, whatever the chunks they are computed in."""
+"""Expected errors have the size of those of honest evaluations, for any chunk size."""
 
 from __future__ import annotations
 

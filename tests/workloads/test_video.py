@@ -1,4 +1,4 @@
-"""The workload `video`: cases that are refused, exact work, inputs by seed, an oracle that finds wrong attention."""
+"""The workload `video`: refused cases, exact work, inputs by seed, an oracle that finds wrong attention."""
 
 from __future__ import annotations
 

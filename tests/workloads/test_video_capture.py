@@ -1,4 +1,4 @@
-"""Tensors of the attention kept as files: those of the layers and steps asked for, and nothing else."""
+"""Tensors of the attention saved as files: those of the requested layers and steps only."""
 
 from __future__ import annotations
 

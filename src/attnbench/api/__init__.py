@@ -1,4 +1,4 @@
-"""The Python face: time a function, compare several, run a suite, load a run.
+"""The Python API: time a function, compare several, run a suite, load a run.
 
     import attnbench
 
@@ -6,7 +6,7 @@
     attnbench.compare({"torch": f, "mine": g})               # interleaved; ratios with intervals
     attnbench.run("quick").to_pandas()
 
-What people call do_bench for, with an interval, on any function.
+Similar to triton's do_bench, with an interval, for any function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the Python functions give back: figures with their intervals, short to print, whole as data."""
+"""Results of the Python functions: figures with their intervals, short to print, complete as data."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Timing:
     name: str
     time: Time
     kernels: tuple[str, ...] = ()
-    "device kernels of one call, in order of their first launch"
+    "device kernels of one call, in order of first launch"
     kernel_launches: tuple[int, ...] = ()
-    "how often each is launched"
+    "launches of each kernel"
     kernel_ms: tuple[float, ...] = ()
-    "time of all launches of each"
+    "time of all launches of each kernel"
     power: PowerSeries | None = None
     notes: tuple[str, ...] = ()
     timers: Mapping[str, Time] | None = None
@@ -48,7 +48,7 @@ class Timing:
 
     @property
     def sm_mhz(self) -> float | None:
-        """Median SM clock while it was sampled; None on a CPU."""
+        """Median SM clock while sampling; None on a CPU."""
         seen = [clock for clock in self.time.sm_mhz if clock]
         return statistics.median(seen) if seen else None
 
@@ -59,13 +59,13 @@ class Timing:
         return f"<Timing {self}>"
 
     def _repr_html_(self) -> str:
-        """For a notebook."""
+        """Return HTML for a notebook."""
         return _html_table(_circumstances(self), ["function", "median"], [[_shown(self.name), _figures(self)]])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Mapping[str, Timing]):
-    """Several functions measured in turn.  A mapping from name to `Timing`."""
+    """Several functions measured alternately.  A mapping from name to `Timing`."""
 
     timings: Mapping[str, Timing]
     baseline: str
@@ -85,20 +85,20 @@ class Comparison(Mapping[str, Timing]):
         """Baseline time over this function's time, within rounds.
 
         Raises:
-            UsageError: no such function, or it is the baseline.
+            UsageError: there is no such function, or it is the baseline.
         """
         if name not in self.speedups:
             raise unknown("compare", "name", name, self.speedups)
         return self.speedups[name]
 
     def assert_speedup(self, name: str, *, at_least: float) -> None:
-        """Fail a test where the whole interval of a speed-up lies below a bound.
+        """Raise if the whole interval of a speed-up is below a bound, to fail a test.
 
         Raises:
-            AssertionError: it does; a ratio that is only not known well enough passes.
-            UsageError: no such function, or a bound that no ratio is below.
+            AssertionError: the whole interval is below the bound; a ratio that is too uncertain passes.
+            UsageError: there is no such function, or the bound is not a positive number.
         """
-        __tracebackhide__ = True  # of a failed test pytest shows the test's own line, not this one
+        __tracebackhide__ = True  # pytest shows the test's own line, not this one
         if not at_least > 0:
             raise UsageError(refusal("assert_speedup", "at_least", at_least, "cannot be used", "a number above 0"))
         found = self.speedup(name)
@@ -122,7 +122,7 @@ class Comparison(Mapping[str, Timing]):
         return f"<Comparison {self}>"
 
     def _repr_html_(self) -> str:
-        """For a notebook."""
+        """Return HTML for a notebook."""
         rows = [
             [_shown(name), _figures(timing), _speedup(self.speedups[name]) if name in self.speedups else "baseline"]
             for name, timing in self.timings.items()
@@ -136,12 +136,12 @@ class Comparison(Mapping[str, Timing]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Result:
-    """A run with what one does with it."""
+    """A run, with methods to print, save and convert it."""
 
     run: Run
 
     def to_pandas(self) -> Any:
-        """One row a record, the columns of the CSV export.
+        """Return one row per record, with the columns of the CSV export.
 
         Raises:
             Unavailable: pandas is not installed.
@@ -180,7 +180,7 @@ class Result:
         )
 
     def _repr_html_(self) -> str:
-        """For a notebook: the table of the terminal; of several cases the matrix, as `print` shows the tables of all."""
+        """Return HTML for a notebook: the table of the terminal, or the matrix if there are several cases."""
         from attnbench.report.table import render_matrix
 
         several = len({record.case_id for record in self.run.records}) > 1
@@ -204,7 +204,7 @@ def _html_table(caption: str, heads: list[str], rows: list[list[str]]) -> str:
 
 
 def _shown(name: str) -> str:
-    """A function's name in one line that steers no terminal; mappings keep it as it was given."""
+    """Return a function's name without control characters, in one line; mappings keep it unchanged."""
     return " ".join(spelled(name).split())
 
 

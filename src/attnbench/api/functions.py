@@ -1,4 +1,4 @@
-"""Functions timed: one by itself, several in turn."""
+"""Time one function, or several alternately."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def bench(
     """Time one function.
 
     Args:
-        fn: on a GPU what it launches on the current stream is timed.
-        args: what `fn` is called with; for keywords wrap it, ``bench(lambda: fn(x, scale=2))``.
-        name: for printing; the function's own name by default.
+        fn: function to time; on a GPU, the work it launches on the current stream.
+        args: arguments of `fn`; for keywords wrap it, ``bench(lambda: fn(x, scale=2))``.
+        name: printed name; by default the function's own.
         device: auto (the current GPU if there is one, else the CPU), cpu, cuda or cuda:N.
-        reset: untimed, before each call.
+        reset: called before each call, untimed.
         timer: auto, all, or a name of `attnbench list timers`.
         l2: auto (cold on a GPU), cold or warm.
         regime: burst or sustained.
-        warmup: calls before the first sample; by default enough for clocks to settle.
-        iterations: samples; by default until `rel_ci` or `max_seconds`.
+        warmup: calls before the first sample; by default enough for the clocks to settle.
+        iterations: number of samples; by default until `rel_ci` or `max_seconds`.
         rel_ci: stop when the 95 % interval of the median is within this share of it.
         max_seconds: stop after this much sampling.
 
     Raises:
         UsageError: an argument is wrong.
-        Unavailable: the timer or device asked for is not there.
+        Unavailable: the timer or device is not available.
     """
     name = name or _name_of(fn)
     plan = {
@@ -82,7 +82,7 @@ def compare(
     rel_ci: float = 0.01,
     max_seconds: float = 2.0,
 ) -> Comparison:
-    """Time several functions in turn, round by round, and compare them within rounds.
+    """Time several functions alternately, round by round, and compare them within rounds.
 
     Args:
         functions: by name, or a list of them, or the first of several; called without arguments.  Lambdas are
@@ -93,7 +93,7 @@ def compare(
 
     Raises:
         UsageError: fewer than two functions, an unknown baseline, or another wrong argument.
-        Unavailable: the timer or device asked for is not there.
+        Unavailable: the timer or device is not available.
     """
     from attnbench.measure.timer import all_timers
     from attnbench.stats.ratio import paired_ratio
@@ -103,7 +103,7 @@ def compare(
     first = baseline or next(iter(named))
     if first not in named:
         raise unknown("compare", "baseline", first, named)
-    ordered = {first: named[first], **named}  # the sampler compares with its first
+    ordered = {first: named[first], **named}  # the sampler compares with the first
     plan = {
         "timer": timer,
         "l2": l2,
@@ -135,7 +135,7 @@ def compare(
 
 
 def _by_name(functions: Any, more: Sequence[Any]) -> dict[str, Callable[[], Any]]:
-    """The functions of `compare` by name, each one that can be timed."""
+    """Return the functions of `compare` by name, after checking that each can be timed."""
     right = 'compare(f, g), compare([f, g]) or compare({"f": f, "g": g})'
     if isinstance(functions, Mapping) and not more:
         if not all(isinstance(name, str) for name in functions):
@@ -172,10 +172,10 @@ def _name_of(fn: Any) -> str:
 
 
 def _ready(who: str, name: str, fn: Any, args: Sequence[Any]) -> Callable[[], Any]:
-    """A call of no arguments that does its work when it is called.
+    """Return a call without arguments that does its work when called.
 
     Raises:
-        UsageError: it cannot be called, or a call makes what has yet to be run (a coroutine, a generator).
+        UsageError: it cannot be called, or a call returns unfinished work (a coroutine, a generator).
     """
     if not callable(fn):
         _discard(fn)
@@ -200,7 +200,7 @@ KINDS = {
 
 
 def _check_result(who: str, name: str, result: Any) -> None:
-    """Refuse a call that has left its work to be done later."""
+    """Refuse a call that returns unfinished work."""
     lazy = {
         "an async generator": inspect.isasyncgen(result),
         "a generator": inspect.isgenerator(result),
@@ -230,7 +230,7 @@ def _lazy(who: str, name: str, kind: str) -> UsageError:
 
 
 def _discard(thing: Any) -> None:
-    """Close a coroutine that nobody will await: Python warns of it otherwise."""
+    """Close a coroutine that is never awaited: Python warns about it otherwise."""
     if inspect.iscoroutine(thing):
         thing.close()
 
@@ -238,7 +238,7 @@ def _discard(thing: Any) -> None:
 def _sample(
     functions: Mapping[str, Callable[[], Any]], device: str, reset: Callable[[], None] | None, plan: dict[str, Any]
 ) -> tuple[GroupTiming, list[float]]:
-    """Call each once (it may compile), then sample; also the seconds of the first calls."""
+    """Call each function once (it may compile), then sample; return also the seconds of the first calls."""
     from attnbench.measure.plan import Plan
     from attnbench.measure.sampling import sample
     from attnbench.measure.stage import synchronize
@@ -261,7 +261,7 @@ def _sample(
 
 
 def _place(device: str) -> Device:
-    """The device a function is timed on: of several GPUs the current one, where none is named."""
+    """Return the device to time on: without a number, the current GPU."""
     from attnbench.machine.devices import resolve
 
     place = resolve(device)
@@ -273,7 +273,7 @@ def _place(device: str) -> Device:
 
 
 def _current(place: Device) -> AbstractContextManager[Any]:
-    """Make a GPU the current one, as it is while functions are sampled."""
+    """Make a GPU the current one, as during sampling."""
     if not place.on_gpu:
         return nullcontext()
     import torch

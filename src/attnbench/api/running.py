@@ -1,4 +1,4 @@
-"""Suites run and run files read, from Python."""
+"""Run suites and read run files from Python."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 ARGUMENTS = ("axes", "backends", "baseline", "device", "files", "gpus", "jobs", "save")
-"""What `run` takes besides settings: offered where a name is mistyped."""
+"""The arguments of `run` other than settings: suggested if a name is mistyped."""
 
 
 def load(path: str | Path, *, folder: str | Path = "results") -> Result:
     """Read a run; every statistic is recomputed from its samples.
 
     Args:
-        path: of a run file; or ``latest``, ``previous`` or an id, which name a run of the folder.
+        path: path of a run file; or ``latest``, ``previous`` or an id, which name a run of the folder.
         folder: where run files are kept.
 
     Raises:
-        RunFileError: the file cannot be read; the message says where and why.
+        RunFileError: the file cannot be read; the message names the place and the reason.
         UsageError: the folder has no such run.
     """
     from attnbench.store.runfile import read
@@ -57,19 +57,19 @@ def run(
     Args:
         suite: a shipped suite's name or the path of a TOML file.
         device: auto, cpu, cuda or cuda:N.
-        gpus: in its place ``all``, or numbers such as ``0,2``: groups go to a worker on each, from one queue.
-        backends: names in place of the suite's.
-        baseline: to compare with.
+        gpus: instead of `device`, ``all`` or numbers such as ``0,2``: one worker per GPU takes groups from one queue.
+        backends: names that replace the suite's.
+        baseline: backend to compare with.
         files: paths of files with backends of your own.
-        save: run file, written after every group; where a history is beside it, or the environment names one
-            (``ATTNBENCH_HISTORY``), the finished run is added to that.
-        axes: a value or several by axis name, in place of the suite's.
-        jobs: processes that compile our Triton kernels ahead, 0 leaves them to first calls; None: one a core.
+        save: run file, written after every group.  If there is a history beside it, or the environment names one
+            (``ATTNBENCH_HISTORY``), the finished run is added to it.
+        axes: one value or several by axis name, replacing the suite's.
+        jobs: processes that compile Triton kernels in advance; 0 compiles at first calls; None: one per core.
         settings: further fields of `record.Settings`.
 
     Raises:
-        UsageError: something of the request is wrong; nothing was measured.
-        Unavailable: the device, the timer or the clocks asked for are not there.
+        UsageError: the request is wrong; nothing was measured.
+        Unavailable: the device, timer or clocks are not available.
         NothingToRun: no backend of the request runs on this kind of device.
     """
     from attnbench.formats.layouts import check_layout
@@ -138,7 +138,7 @@ def run(
 
     try:
         found = execute(planned, path=path, backend_files=paths, executors=executors, jobs=jobs, on_event=on_event)
-    except UsageError as error:  # the file cannot be written: what was measured is handed over without it
+    except UsageError as error:  # the file cannot be written: the results are returned without it
         if not done:
             raise
         warnings.warn(str(error), stacklevel=2)
@@ -149,7 +149,7 @@ def run(
 
 
 def _remember(path: Path) -> None:
-    """Add a run file to the history that is there; a script gets no database it did not ask for."""
+    """Add a run file to an existing history; a script never creates a database."""
     from attnbench.store.history.writing import keep
 
     missed = keep(path, make=False)
@@ -158,12 +158,12 @@ def _remember(path: Path) -> None:
 
 
 def _several(value: Any) -> tuple[Any, ...]:
-    """One value or several; a text is one."""
+    """Return one value or several as a tuple; a text is one value."""
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
 def _axis_values(workload: str, axes: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Values by axis; a text and a torch.dtype are read as the flag would be."""
+    """Return values by axis; a text and a torch.dtype are parsed as the flag would be."""
     from attnbench.workloads.base import load_workload
 
     parse = {axis.name: axis.parse for axis in load_workload(workload).axes if not axis.boolean}
@@ -182,12 +182,12 @@ def _axis_values(workload: str, axes: Mapping[str, Any]) -> dict[str, tuple[Any,
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy, or one in a tensor, as Python's own."""
+    """Return a number of NumPy, or of a one-element tensor, as Python's own."""
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
 
 
 def _settings(asked: Mapping[str, Any], workload: str) -> dict[str, Any]:
-    """Hold settings against what the command line accepts of them."""
+    """Check settings by the rules of the command line."""
     from attnbench.suites.settings import SETTINGS
     from attnbench.workloads.base import load_workload
 

@@ -1,1 +1,1 @@
-"""Adapters, one a file: every implementation, ours and those of users, through the same seam (`base`)."""
+"""Adapters, one per file: every implementation, ours and those of users, has the interface of `base`."""

@@ -1,8 +1,8 @@
-"""The seam: what a backend is and what it hands over.
+"""The interface of a backend and of the launches it returns.
 
 A backend is one file in this folder (or another package's entry point in the group
 ``attnbench.backends``, or a file given with ``--backends ./mine.py``) with a subclass of `Backend`
-that has a name.  Importing the file must not import torch or the library: `session` does that.
+that has a name.  Importing the file must not import torch or the library; `session` does that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a backend may want to know before it accepts a case."""
+    """Properties of the machine that a backend may need to decide whether it accepts a case."""
 
     device: str
     "cpu or cuda"
@@ -38,18 +38,18 @@ class Machine:
 
 
 Check = tuple[bool, str, object, str, str]
-"Whether a case is accepted, and else: field, value, what is wrong, what is accepted."
+"Whether a case is accepted, and for the refusal: field, value, what is wrong, what is accepted."
 
 
 def require(who: str, *checks: Check) -> None:
-    """Refuse a case that a check does not accept.
+    """Refuse a case that fails a check.
 
     Args:
         who: the backend's name.
         checks: in the order in which they are reported.
 
     Raises:
-        Unsupported: naming the field of the first that fails, its value and what is accepted.
+        Unsupported: naming the field of the first check that fails, its value and what is accepted.
     """
     for fits, field_name, value, wrong, accepted in checks:
         if not fits:
@@ -57,10 +57,10 @@ def require(who: str, *checks: Check) -> None:
 
 
 def card_checks(machine: Machine, least: tuple[int, int] | None, end: tuple[int, int] | None) -> list[Check]:
-    """Whether a card is new enough for a library, and old enough; nothing of a CPU.
+    """Check that a GPU is new enough for a library, and not too new; return no checks for a CPU.
 
     Args:
-        machine: with the card.
+        machine: with the GPU.
         least: compute capability, or None.
         end: first compute capability that is too new, or None.
     """
@@ -76,14 +76,14 @@ def card_checks(machine: Machine, least: tuple[int, int] | None, end: tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How large the largest absolute error of an output may be.
+    """Limit of the largest absolute error of an output.
 
-    ``factor`` × (error of the plain evaluation in the case's own precision) plus one rounding step
-    of that precision at the output's largest value, or as many times twice the error that an analysis of
-    rounding expects; or ``relative`` × the output's root mean square, if that is larger (for kernels that
-    compute in a lower precision by design).  Such a kernel may also bound the relative L1 distance Σ|x - t| / Σ|t|,
-    of the whole output and of its worst head: None is no bound.  `check.compare` states the whole rule: gradients,
-    and what holds of rows and heads.
+    The limit is ``factor`` × (error of the plain evaluation in the case's own precision) plus one rounding step of
+    that precision at the output's largest value, or ``factor`` × twice the error expected from a rounding analysis,
+    or ``relative`` × the output's root mean square, for kernels that compute in a lower precision by design; the
+    largest of the three applies.  Such a kernel may also bound the relative L1 distance Σ|x - t| / Σ|t|,
+    of the whole output and of its worst head; None is no bound.  `check.compare` states the whole rule, including
+    gradients, rows and heads.
     """
 
     factor: float = 2.0
@@ -92,10 +92,10 @@ class Budget:
     head_rel_l1: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no error can be held against.
+        """Refuse values that cannot be a limit.
 
         Raises:
-            UsageError: a number that is infinite, no number or negative.
+            UsageError: a value is infinite, negative or not a number.
         """
         for name in ("factor", "relative", "rel_l1", "head_rel_l1"):
             value = getattr(self, name)
@@ -110,24 +110,24 @@ class Config:
     """One point of a backend's configuration space."""
 
     short: str
-    "no comma, bracket or blank; written backend[short]"
+    "no comma, bracket or blank; written as backend[short]"
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """A phase that is timed where it stands, inside a call of the whole."""
+    """A phase that is timed in place, inside a call of the whole launch."""
 
     call: Callable[[], Any]
-    "the whole"
+    "the whole launch"
     reported_ms: Callable[[], float]
-    "what the phase took in the last call; may synchronise"
+    "time of the phase in the last call; may synchronise"
 
 
 class Preparing:
     """A kernel as a function (`Backend.attend`) whose call prepares operands first: predicts a map, quantises.
 
-    It does so in ``with self.preparing():``, so that who calls it can time that part, and a profiler name it.
+    The preparation runs in ``with self.preparing():``, so that callers can time that part and profilers can name it.
     """
 
     preparing: Callable[[], AbstractContextManager[Any]] = staticmethod(nullcontext)
@@ -135,42 +135,42 @@ class Preparing:
 
 @dataclass(slots=True, kw_only=True)
 class Launch:
-    """What a session hands over: closures over tensors that are ready.  Nothing in them may synchronise."""
+    """What a session yields: closures over tensors that are ready.  None of them may synchronise."""
 
     forward: Callable[[], Any]
     outputs: Callable[[], Mapping[str, Tensor]]
     "results of the last call in the workload's own layout: out, and dq, dk, dv after backward; untimed"
     reload: Callable[[Any], None]
-    "take new input values of the same shapes (fresh data catches cached answers); untimed"
+    "copies in new input values of the same shapes (new data reveals cached answers); untimed"
     backward: Callable[[], Any] | None = None
     "uses the last forward; accumulates no gradients"
     reset: Callable[[], None] | None = None
-    "untimed, before a sample, for what keeps state"
+    "untimed, before each sample, for launches that keep state"
     reported_ms: Callable[[], float] | None = None
-    "the kernel's own figure for the last call (timer `reported`); may synchronise"
+    "the kernel's own time of the last call (timer `reported`); may synchronise"
     phases: Mapping[str, Callable[[], Any] | InPlace] = field(default_factory=dict)
     "quantise, plan, predict, kernel …: parts that are also timed, apart or in place"
     marked: Callable[[Callable[[str], AbstractContextManager[Any]]], None] | None = None
-    "take what marks a range by its name, and mark the parts of every later call: for profilers"
+    "given a function that marks a named range, marks the parts of every later call: for profilers"
     whole: Callable[[], Mapping[str, float | None]] | None = None
-    """Carried out once after all samples, such as a generation of many steps: further counters for the record, None
-    where a note of `found_out` says why."""
+    """Called once after all samples, such as a generation of many steps: returns further counters for the record; None
+    for one whose absence a note of `found_out` explains."""
     found_out: Callable[[], Sequence[str]] = tuple
-    "further notes, known once `whole` was carried out"
+    "further notes, available after `whole`"
     at_length: Callable[[], Any] | None = None
-    "one of those alone, such as one generation, without warm-up and without what is computed of it: for profilers"
+    "one run of `whole`, such as one generation, without warm-up and without evaluating its result: for profilers"
     executed_flops: int | None = None
     devices: int = 1
-    "that share the work of a call: shares of the peak are of all of them"
+    "number that share the work of a call: shares of the peak refer to all of them"
     counters: Mapping[str, float] = field(default_factory=dict)
-    "for the record, by name: what one call serves and holds, such as requests, tokens, tokens found cached"
+    "for the record, by name: properties of one call, such as requests, tokens, tokens found cached"
     capturable: bool = True
     "may be recorded in a CUDA graph"
     notes: tuple[str, ...] = ()
-    "what the record should say of this launch: the kernel a dispatcher chose, a mask turned into a tensor"
+    "for the record: the kernel a dispatcher chose, a mask turned into a tensor"
 
     def call(self, mode: str) -> Callable[[], Any]:
-        """The closure that a sample of this mode times."""
+        """Return the closure that a sample of this mode times."""
         if mode == "fwd":
             return self.forward
         backward = self.backward
@@ -189,19 +189,19 @@ class Launch:
 class Backend(ABC, Generic[CaseT, InputsT]):
     """One implementation of one workload.  Most adapters are a name, a probe and a session.
 
-    The parameters are the workload's classes of cases and inputs: ``Backend[AttentionCase, "AttentionInputs"]``.  Where
-    backends of several workloads are handled alike, the parameters are left out.
+    The type parameters are the workload's classes of cases and inputs: ``Backend[AttentionCase, "AttentionInputs"]``.
+    Code that handles backends of several workloads omits them.
     """
 
     name: ClassVar[str]
     workload: ClassVar[str]
     variant: ClassVar[str]
-    "which function it computes: names the oracle"
+    "the function it computes, which selects the oracle"
     title: ClassVar[str] = ""
     install: ClassVar[str]
-    "the line that installs it, or 'part of torch'; {max_jobs} is left for who shows it to fill in"
+    "the command that installs it, or 'part of torch'; {max_jobs} is filled in when it is shown"
     module: ClassVar[str | None] = None
-    "the very module the session imports, asked for with find_spec"
+    "the module that the session imports; looked up with find_spec"
     checkout: ClassVar[str | None] = None
     "of a library that is on no index: the environment variable that names the folder to import `module` from"
     distribution: ClassVar[str | None] = None
@@ -215,23 +215,23 @@ class Backend(ABC, Generic[CaseT, InputsT]):
     in_ranks: ClassVar[bool] = False
     "its kernels run in processes that a session starts, a device each"
     references: ClassVar[tuple[str, ...]] = ()
-    "backends that the table of a tuning shows beside the configurations, the first for Relative Performance"
+    "backends shown beside the configurations in a tuning table, the first for Relative Performance"
     carries: ClassVar[tuple[str, ...]] = ()
-    "workloads whose backends run inside this one: the name of one of them, X, means NAME[X] here"
+    "workloads whose backends can run inside this one: on its workload, the name X of one of them means NAME[X]"
     wraps: ClassVar[str | None] = None
-    "a workload whose backends are rows beside this one's: X, asked for by name, means NAME[X] here"
+    "a workload whose backends can be rows beside this one's: on its workload, the name X of one means NAME[X]"
     default: ClassVar[str | None] = None
-    "short form of the configuration of a session that is given none, where it is the same for every case"
+    "short form of the configuration that a session uses if none is given, if it is the same for every case"
     others: Mapping[str, Backend] = MappingProxyType({})
-    "of a backend that carries others: all there are by name, a user's file's among them; set by who lists them"
+    "for a backend that carries others: all backends by name, including those of users' files; set by the registry"
     tested: ClassVar[str | None] = None
-    "card and versions it ran on; None is listed as untested"
+    "card and versions it was tested on; None is listed as untested"
 
     def __init__(self, config: Config | None = None) -> None:
         self.config = config
 
     def probe(self) -> None:
-        """Ask for the library without importing it.
+        """Check that the library is installed, without importing it.
 
         Raises:
             Unavailable: it is not installed.
@@ -240,11 +240,11 @@ class Backend(ABC, Generic[CaseT, InputsT]):
             raise Unavailable(f"{self.name}: module={self.module} is not installed; {self.install}")
 
     def variant_of(self, case: CaseT) -> str:
-        """The function computed for this case, where that depends on it."""
+        """Return the function computed for this case, for backends where it depends on the case."""
         return self.variant
 
     def check(self, case: CaseT, machine: Machine) -> None:
-        """Refuse a case this implementation cannot take; here, of any case, a device that is not one of `devices`.
+        """Refuse a case this implementation does not support; the base class refuses devices not in `devices`.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -253,7 +253,7 @@ class Backend(ABC, Generic[CaseT, InputsT]):
         require(self.name, (machine.device in self.devices, "device", machine.device, "is not supported", there))
 
     def check_together(self, case: CaseT, workloads: Set[str]) -> None:
-        """Of a backend that carries others: refuse a case that asks for what none of its rows does.
+        """For a backend that carries others: refuse a case with an option that none of its rows uses.
 
         Args:
             case: of the group.
@@ -264,19 +264,19 @@ class Backend(ABC, Generic[CaseT, InputsT]):
         """
 
     def budget(self, case: CaseT) -> Budget:
-        """How far this implementation may be from the oracle."""
+        """Return how far this implementation may be from the oracle."""
         return Budget()
 
     def configs(self, case: CaseT) -> Iterable[Config]:
-        """Configurations `tune` and `list configs` may try."""
+        """Return the configurations that `tune` and `list configs` may try."""
         return ()
 
     def default_of(self, case: CaseT) -> Config | None:
-        """The configuration of a session that is given none; None where the backend does not say."""
+        """Return the configuration that a session uses if none is given; None if the backend does not tell."""
         return None if self.default is None else self.config_of(self.default, case)
 
     def config_of(self, short: str, case: CaseT) -> Config:
-        """The configuration a short form names for this case; one of `configs`, unless a backend reads more of them.
+        """Return the configuration of a short form for this case; one of `configs`, unless a backend accepts more.
 
         Raises:
             UsageError: there is none; the message says what there is.
@@ -297,31 +297,31 @@ class Backend(ABC, Generic[CaseT, InputsT]):
             return None
 
     def attend(self, case: CaseT, device: device) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-        """The kernel as a function, for who has tensors of their own: a model with this attention in its layers.
+        """Return the kernel as a function, for callers with tensors of their own: a model with this attention.
 
         Args:
-            case: dense and in mode fwd; one that `check` accepts.
+            case: dense, in mode fwd, and accepted by `check`.
             device: of the tensors.
 
         Returns:
-            ``out = fn(q, k, v)``, all [B, S, H, D] of any strides but the last, out a new tensor; None where only a
-            session can run the kernel, on tensors of its own.
+            ``out = fn(q, k, v)``, all [B, S, H, D] with any strides but a contiguous last dimension, out a new tensor;
+            None if only a session can run the kernel, on tensors of its own.
         """
         return None
 
     @abstractmethod
     def session(self, case: CaseT, inputs: InputsT) -> AbstractContextManager[Launch]:
-        """Untimed set-up; yields the launch; undoes every global.
+        """Do the untimed set-up, yield the launch, and undo every change of a global setting.
 
         All sessions of a group are open at once: a session leaves no global set while it is open.
         """
 
 
 def module_exists(name: str) -> bool:
-    """Whether `name` can be imported, asked without importing anything.
+    """Return whether `name` can be imported, without importing anything.
 
     ``find_spec("a.b")`` would import the package ``a``, and with it torch and a library's own
-    start-up; walking the search paths of the specs does not.
+    start-up; searching the paths of the specs does not.
     """
     if name in sys.modules:
         return sys.modules[name] is not None
@@ -331,7 +331,7 @@ def module_exists(name: str) -> bool:
         for part in rest:
             if spec is None or spec.submodule_search_locations is None:
                 return False
-            # Its last name only: by its full name a namespace package looks for its parent among the imported.
+            # Only the last component: for a full name, a namespace package looks up its imported parent.
             spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
     except (ImportError, ValueError, AttributeError):
         return False

@@ -1,4 +1,4 @@
-"""Sessions of our kernels: own copies of the inputs, calls in their order."""
+"""Base class of our kernels' sessions: own copies of the inputs, and calls in the right order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Buffers(ABC):
-    """What `Launch` is made of where calls are made without autograd.
+    """The closures of a `Launch` whose calls do not use autograd.
 
-    The copies in `own` are the session's: reloading it leaves the inputs, which all sessions of a group
-    share, as they are.  A backward uses the last forward, and there are no outputs before one.
+    The copies in `own` belong to the session: reloading it does not change the inputs, which all sessions of a group
+    share.  A backward uses the last forward, and there are no outputs before one.
     """
 
     def __init__(self, inputs: Inputs) -> None:
@@ -35,11 +35,11 @@ class Buffers(ABC):
 
     @abstractmethod
     def results(self) -> Mapping[str, Tensor]:
-        """What the forward writes."""
+        """Tensors that the forward writes."""
 
     @abstractmethod
     def gradients(self) -> Mapping[str, Tensor]:
-        """What the backward writes."""
+        """Tensors that the backward writes."""
 
     def forward(self) -> None:
         """Call the forward."""
@@ -58,7 +58,7 @@ class Buffers(ABC):
         self.ran_back = True
 
     def outputs(self) -> dict[str, Tensor]:
-        """Results of the last calls.
+        """Return the results of the last calls.
 
         Raises:
             WorkerError: no forward was called since the last reload.
@@ -68,7 +68,7 @@ class Buffers(ABC):
         return {**self.results(), **(self.gradients() if self.ran_back else {})}
 
     def load(self, inputs: Inputs) -> None:
-        """Take new values of the same shapes."""
+        """Copy in new values of the same shapes."""
         self.ran = self.ran_back = False
         for name, x in inputs.tensors().items():
             self.own[name].copy_(x)

@@ -1,4 +1,4 @@
-"""Libraries that are on no package index: a backend imports them from a checkout that the user names."""
+"""Libraries on no package index: a backend imports them from a checkout that the user names."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from attnbench.errors import Unavailable, UsageError, refusal
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A library used from a folder that an environment variable names, or from the Python path where none is named."""
+    """A library used from the folder in an environment variable, or from the Python path if that is not set."""
 
     who: str
     "the backend's name, for messages"
     variable: str
     module: str
     repository: str
-    "its name, for messages"
+    "of the library, for messages"
 
     @property
     def package(self) -> str:
-        """The package of the module."""
+        """The package that contains the module."""
         return self.module.partition(".")[0]
 
     def folder(self) -> Path | None:
-        """The folder that is named; None where none is.
+        """Return the folder named by the variable; None if it is not set.
 
         Raises:
-            Unavailable: it is not there, or does not hold the module.
+            Unavailable: the folder does not exist, or does not contain the module.
         """
         named = os.environ.get(self.variable)
         if not named:
@@ -48,13 +48,13 @@ class Checkout:
         return folder
 
     def probe(self, install: str) -> None:
-        """Look at the folder, what its files import, and the Python path, without importing anything.
+        """Check the folder, the packages its files import, and the Python path, without importing anything.
 
         Args:
-            install: what to do where there is no folder.
+            install: instruction shown if no folder is named.
 
         Raises:
-            Unavailable: saying which of them is missing.
+            Unavailable: one of them is missing.
         """
         folder = self.folder()
         if folder is None:
@@ -73,14 +73,14 @@ class Checkout:
         """Import modules of the package; the folder is on the Python path only during the import.
 
         Raises:
-            Unavailable: one does not import.
+            Unavailable: one cannot be imported.
         """
         folder, path = self.folder(), list(sys.path)
         if folder is not None:
             sys.path.insert(0, str(folder.resolve()))
         try:
             return [importlib.import_module(name) for name in modules]
-        except Exception as error:  # an edge: another package may fail in any way
+        except Exception as error:  # catches everything: another package may fail in any way
             where = f"{self.variable}={folder}" if folder else "the Python path"
             raise Unavailable(
                 f"{self.who}: {self.module} does not import from {where}: {type(error).__name__}: "
@@ -91,12 +91,12 @@ class Checkout:
 
 
 def name_checkouts(folders: Iterable[str], who: str) -> None:
-    """Set the environment variables of the backends whose library lies in one of the folders.
+    """Set the environment variables of the backends whose library is in one of the folders.
 
     Workers inherit them.  Each folder is recognised by the file of the backend's module.
 
     Raises:
-        UsageError: a folder is no checkout that a backend looks for.
+        UsageError: a folder contains the module of no backend.
     """
     from attnbench.backends.registry import all_backends
 
@@ -121,9 +121,9 @@ def _file(folder: Path, module: str) -> Path:
 
 
 def _imports(folder: Path, module: str, known: set[str]) -> set[str]:
-    """Other packages that a module of a checkout imports, itself or through its own package; its files are only read.
+    """Return the other packages that a module of a checkout imports, directly or through its own package.
 
-    What stands in a ``try`` may be missing.
+    The files are only read.  Imports inside ``try`` are optional and not included.
     """
     known.add(module)
     package, found = module.partition(".")[0], set[str]()

@@ -1,4 +1,4 @@
-"""torch.compile for a function that one session calls with tensors of one shape."""
+"""torch.compile for a function that one session calls with tensors of a single shape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same function with a code object of its own, by which torch.compile keeps what it compiled."""
+    """Copy a function with a code object of its own, which is torch.compile's cache key."""
     assert isinstance(function, types.FunctionType)
     return types.FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
@@ -19,11 +19,11 @@ def with_own_code(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def compiled_alone(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compile a function for one shape, sharing no cache of compiled shapes with any other.
+    """Compile a function for one shape, without sharing torch.compile's cache with other functions.
 
-    torch.compile counts shapes by code object, which closures of one function share; and its
-    backward gives buffers away that a second backward of the same graph needs, unless told not to
-    while it compiles, which is in the first call.
+    torch.compile counts shapes by code object, which closures of one function share.  Its
+    backward frees buffers that a second backward of the same graph needs, unless told not to
+    during compilation, which happens in the first call.
     """
     import torch
     from torch._functorch import config

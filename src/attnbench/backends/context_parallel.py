@@ -1,6 +1,6 @@
-"""What the adapters for context-parallel attention share: a team of rank processes for each session.
+"""Base classes of the adapters for context-parallel attention: a team of rank processes for each session.
 
-The forms themselves are in `parallel/forms`; an adapter names one and says what it takes.
+The communication schemes are in `parallel/forms`; an adapter names one and its limits.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from attnbench.workloads.hstu.inputs import HstuInputs
 
 WHOLE_ROUNDS = 5
-"Rounds through a call and its phases, for what of the exchange was hidden."
+"Rounds over a call and its phases, to measure how much of the communication was overlapped."
 
 
 class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
-    """An adapter for the workload `attention-cp`; subclasses name a form."""
+    """An adapter for the workload `attention-cp`; subclasses name a form (communication scheme)."""
 
     workload = "attention-cp"
     variant = "softmax"
@@ -40,18 +40,18 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
     functions: ClassVar[tuple[str, ...]] = FUNCTIONS
     dtypes: ClassVar[tuple[str, ...]] = ("fp16", "bf16", "fp32")
     divides_heads: ClassVar[bool] = False
-    "the ranks share the heads"
+    "the ranks split the heads"
     one_sequence: ClassVar[bool] = False
-    "all sequences are equally long, and cut by 2 W"
+    "all sequences must be equally long, and divisible by 2 W"
     one_head_group: ClassVar[bool] = False
-    "no GQA"
+    "GQA is not supported"
     keeps_ranks: ClassVar[bool] = True
-    "its processes serve the next session too"
+    "its processes can be reused by the next session"
     ours: ClassVar[bool] = True
-    "our kernels on a GPU"
+    "uses our kernels on a GPU"
 
     def probe(self) -> None:
-        """Ask for Triton, or the library.
+        """Check that Triton, or the library, is installed.
 
         Raises:
             Unavailable: it is not installed.
@@ -61,19 +61,19 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
             require_triton(self)
 
     def variant_of(self, case: CpCase) -> str:
-        """The function of the case."""
+        """Return the function of the case."""
         return case.function
 
     def ranks(self, case: CpCase) -> int:
-        """Processes of a session."""
+        """Return the number of processes of a session."""
         return case.world
 
     def check(self, case: CpCase, machine: Machine) -> None:
-        """Refuse what the form does not take.
+        """Refuse cases that the form does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
-            Unavailable: torch was built without the library that joins the ranks.
+            Unavailable: torch was built without the communication library.
         """
         import torch.distributed as dist
 
@@ -104,7 +104,7 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
 
     @contextmanager
     def session(self, case: CpCase, inputs: AttentionInputs | HstuInputs) -> Iterator[Launch]:
-        """Processes of its own, joined, each with its rows."""
+        """Start a team of processes, each with its rows, and yield its launch."""
         from attnbench.parallel.team import Session, devices_from, return_team, take_team
 
         team = take_team(self.name, devices_from(inputs.q.device, self.ranks(case), self.name))
@@ -121,7 +121,7 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
 
 
 class OverFlashAttention(ContextParallel):
-    """A library of others over FlashAttention 2."""
+    """An adapter of a third-party library on top of FlashAttention 2."""
 
     ours, compiles = False, False
     devices = ("cuda",)
@@ -129,7 +129,7 @@ class OverFlashAttention(ContextParallel):
     one_sequence = True
 
     def probe(self) -> None:
-        """Ask for the library and for FlashAttention 2.
+        """Check that the library and FlashAttention 2 are installed.
 
         Raises:
             Unavailable: one of them is not installed.
@@ -140,7 +140,7 @@ class OverFlashAttention(ContextParallel):
 
 
 class CpLaunch:
-    """A session of a team as a launch: a call is one of all ranks, its time the slowest rank's."""
+    """The launch of a team's session: one call of all ranks, whose time is that of the slowest rank."""
 
     def __init__(self, who: str, case: CpCase, session: Session, inputs: AttentionInputs | HstuInputs) -> None:
         self.who, self.case, self.session = who, case, session
@@ -149,7 +149,7 @@ class CpLaunch:
         self.load(inputs)
 
     def launch(self) -> Launch:
-        """What the session hands over."""
+        """Return the session's launch."""
         ranks = len(self.session.team.devices)
         phases = {name: InPlace(partial(self.call, name), self.last_ms) for name in self.session.phases}
         return Launch(
@@ -166,11 +166,11 @@ class CpLaunch:
         )
 
     def load(self, inputs: AttentionInputs | HstuInputs) -> None:
-        """Give the ranks their rows of new values."""
+        """Send the ranks their rows of new values."""
         self.session.load({name: _packed(getattr(inputs, name)) for name in ("q", "k", "v")})
 
     def call(self, phase: str | None = None) -> None:
-        """One call of all ranks, or of a phase; what this process gave its device is done before."""
+        """Make one call, or run one phase, on all ranks, after this process's own work on the device is done."""
         if self.device.type == "cuda":
             import torch
 
@@ -178,18 +178,18 @@ class CpLaunch:
         self.session.run(phase)
 
     def outputs(self) -> Mapping[str, Tensor]:
-        """Rows of all ranks, put together."""
+        """Return the rows of all ranks, assembled."""
         return {"out": self.session.out().to(self.device, copy=True).view(self.shape)}
 
     def last_ms(self) -> float:
-        """Of the last call or phase."""
+        """Return the time of the last call or phase."""
         return self.session.last_ms
 
     def reported_ms(self) -> float:
-        """Of the last call.
+        """Return the time of the last call.
 
         Raises:
-            AttnbenchError: no card is as fast as that: not all of the problem was computed.
+            AttnbenchError: the time is too short for the card, so part of the problem was not computed.
         """
         from attnbench.workloads.attention_cp import WORKLOAD
 
@@ -201,7 +201,7 @@ class CpLaunch:
         return ms
 
     def overlap(self) -> Mapping[str, float | None]:
-        """How much of the phases that are not attention went on beside it, from rounds of calls and phases in turn."""
+        """Return the share of the communication phases hidden behind attention, from calls and phases timed in turn."""
         names = (None, *self.session.phases)
         rounds = [{name: self.session.run(name) for name in names} for _ in range(WHOLE_ROUNDS)]
         ms = {name: median(one[name] for one in rounds) for name in names}
@@ -211,7 +211,7 @@ class CpLaunch:
 
 
 def problem_of(case: CpCase) -> Problem:
-    """What the ranks are told."""
+    """Return the problem in the form that is sent to the ranks."""
     from attnbench.dtypes import DTYPES
     from attnbench.parallel.problem import Problem
 
@@ -229,5 +229,5 @@ def problem_of(case: CpCase) -> Problem:
 
 
 def _packed(x: Tensor) -> Tensor:
-    """[B, S, heads, D] as [B S, heads, D]; packed as it is."""
+    """Reshape [B, S, heads, D] to [B S, heads, D]; return packed tensors unchanged."""
     return x.flatten(0, 1) if x.dim() == 4 else x

@@ -1,4 +1,4 @@
-"""``cp-allgather``: keys and values received straight to their place, our kernels (`parallel/forms/allgather`)."""
+"""``cp-allgather``: keys and values gathered directly into place, our kernels (`parallel/forms/allgather`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from attnbench.backends.context_parallel import ContextParallel
 
 
 class CpAllgather(ContextParallel):
-    """Nothing is merged or padded; jagged batches are dealt by work, and only long sequences cut."""
+    """Nothing is merged or padded; jagged batches are distributed by work, and only long sequences are split."""
 
     name, form = "cp-allgather", "allgather"
     title = "All-gather of keys and values, ours"

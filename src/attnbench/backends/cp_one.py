@@ -1,4 +1,4 @@
-"""``cp-one``: the whole problem on one device, in a process like the others' ranks: what they are compared with."""
+"""``cp-one``: the whole problem on one device, in a rank process like the others': the reference for scaling."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from attnbench.workloads.attention_cp.case import CpCase
 
 
 class CpOne(ContextParallel):
-    """Our kernels on the first device; the others rest."""
+    """Our kernels on the first device; the other devices are idle."""
 
     name, form = "cp-one", "one"
     title = "One device, ours"
 
     def ranks(self, case: CpCase) -> int:
-        """One."""
+        """Return 1."""
         return 1

@@ -1,4 +1,4 @@
-"""``cp-ring``: a zigzag ring whose exchange is behind our kernels (`parallel/forms/ring`)."""
+"""``cp-ring``: a zigzag ring that overlaps communication with our kernels (`parallel/forms/ring`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from attnbench.backends.context_parallel import ContextParallel
 
 
 class CpRing(ContextParallel):
-    """Outputs merged by the logarithms of their sums, which HSTU has not."""
+    """Merges outputs by their log-sum-exp, which HSTU attention does not have."""
 
     name, form = "cp-ring", "ring"
     title = "Ring (zigzag), ours"

@@ -1,4 +1,4 @@
-"""``cp-ring-flash-attn``: ring-flash-attention of others, over FlashAttention 2 (`parallel/forms/ring_flash_attn`)."""
+"""``cp-ring-flash-attn``: the package ring-flash-attn, over FlashAttention 2 (`parallel/forms/ring_flash_attn`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from attnbench.backends.context_parallel import OverFlashAttention
 
 
 class CpRingFlashAttn(OverFlashAttention):
-    """Zigzag under a mask, its plain ring without."""
+    """Its zigzag ring with a causal mask, its plain ring without."""
 
     name, form = "cp-ring-flash-attn", "ring-flash-attn"
     title = "ring-flash-attention"

@@ -1,4 +1,4 @@
-"""``cp-torch``: torch's own context parallelism of SDPA, cuDNN inside (`parallel/forms/torch_ring`)."""
+"""``cp-torch``: torch's own context parallelism for SDPA, with cuDNN (`parallel/forms/torch_ring`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from attnbench.backends.context_parallel import ContextParallel
 
 
 class CpTorch(ContextParallel):
-    """An experimental API of torch; in processes of its own, because its patch of SDPA outlives errors."""
+    """An experimental API of torch; in processes of its own, because its patch of SDPA survives errors."""
 
     name, form = "cp-torch", "torch-ring"
     title = "torch context_parallel, cuDNN"
@@ -14,4 +14,4 @@ class CpTorch(ContextParallel):
     devices = ("cuda",)
     functions, dtypes = ("softmax",), ("fp16", "bf16")
     one_sequence = one_head_group = True
-    keeps_ranks = False  # what it sets is of the whole process
+    keeps_ranks = False  # its settings affect the whole process

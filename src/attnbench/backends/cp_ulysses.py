@@ -1,4 +1,4 @@
-"""``cp-ulysses``: rows exchanged for heads by all-to-all, our kernels on whole sequences (`parallel/forms/ulysses`)."""
+"""``cp-ulysses``: all-to-all from rows to heads, our kernels on whole sequences (`parallel/forms/ulysses`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from attnbench.backends.context_parallel import ContextParallel
 
 
 class CpUlysses(ContextParallel):
-    """One all-to-all for queries, keys and values together; attention reads what arrives by strides."""
+    """One all-to-all for queries, keys and values together; attention reads the received buffer through strides."""
 
     name, form = "cp-ulysses", "ulysses"
     title = "Ulysses, ours"

@@ -1,4 +1,4 @@
-"""``cp-yunchang``: USP of others, Ulysses and ring together (`parallel/forms/yunchang`)."""
+"""``cp-yunchang``: USP of the package yunchang, Ulysses and ring combined (`parallel/forms/yunchang`)."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class CpYunchang(OverFlashAttention):
     title = "USP (yunchang)"
     install = "pip install --no-build-isolation yunchang flash-attn==2.8.3"
     module = distribution = "yunchang"
-    keeps_ranks = False  # what it sets is of the whole process
+    keeps_ranks = False  # its settings affect the whole process

@@ -1,7 +1,7 @@
 """``cudnn-bsa``: cuDNN frontend's block-sparse attention in CuTe DSL, blocks of 64x64 and 128x128.
 
 ``[fp8]`` is its Sage recipe: queries and keys in e4m3 with a scale for each row and each 16 keys, values in e4m3.  It
-quantises inside the call, adds up P V in one accumulator, and wants the same number of blocks in every row.
+quantises inside the call, accumulates P V in one accumulator, and needs the same number of blocks in every row.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CudnnBsa(SparseBackend):
-    """Forward only, without a causal mask."""
+    """Forward only; no causal mask."""
 
     name = "cudnn-bsa"
     title = "cuDNN block-sparse attention"
@@ -35,7 +35,7 @@ class CudnnBsa(SparseBackend):
     limits = SparseLimits(headdims=(64, 96, 128), blocks=("128x128", "64x64"), gqa=True, capability=(9, 0))
 
     def configs(self, case: SparseCase) -> Iterable[Config]:
-        """The Sage recipe beside the kernel of 16 bits."""
+        """Return the Sage recipe beside the 16-bit kernel."""
         return (Config("fp8"),)
 
     @property
@@ -44,7 +44,7 @@ class CudnnBsa(SparseBackend):
         return self.own == "fp8"
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse what the kernel cannot take.
+        """Refuse cases that the kernel does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -70,16 +70,16 @@ class CudnnBsa(SparseBackend):
             )
 
     def budget(self, case: SparseCase) -> Budget:
-        """Of the Sage recipe: e4m3 with 3 bits of mantissa for Q, K and P.
+        """For the Sage recipe: e4m3 with 3 bits of mantissa for Q, K and P.
 
-        Emulated against fp64 at 4096 rows the relative L1 is 0.055 on normal values and 0.070 on outliers; a head is
-        allowed a quarter more.  A largest error of half the output's root mean square is what 8-bit attention has.
+        Emulated against fp64 at 4096 rows the relative L1 is 0.055 on normal values and 0.070 on outliers; the limit
+        for a head is a quarter higher.  The largest error of 8-bit attention is half the output's root mean square.
         """
         return Budget(relative=0.5, rel_l1=0.08, head_rel_l1=0.1) if self.quantised else Budget()
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D]; the first call compiles."""
+        """Use tensors [B, H, S, D]; the first call compiles."""
         bsa = importlib.import_module("cudnn").BSA
         made: dict[str, Tensor] = {}
         native = native_block(case, self.limits.blocks)

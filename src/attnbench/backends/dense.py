@@ -1,7 +1,7 @@
-"""What every adapter for dense softmax attention shares: its limits, said as data.
+"""Base class of every adapter for dense softmax attention: a library's limits as data.
 
-An adapter states what its library takes; `Limits.check` refuses the rest, one field at a time, in
-the words of the library's own fact.  Nothing is ever converted silently to something slower.
+An adapter states what its library supports; `Limits.check` refuses everything else, one field at a time,
+with the limit in the message.  Nothing is ever converted silently to something slower.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ HALF_DTYPES = ("fp16", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a library takes; the defaults refuse whatever an adapter does not name."""
+    """Limits of a library; the defaults refuse whatever an adapter does not name."""
 
     dtypes: tuple[str, ...] = HALF_DTYPES
     headdims: tuple[int, ...] = ()
-    "the only head dimensions; () leaves it to the two below"
+    "the only head dimensions supported; (): as given by the next two fields"
     max_headdim: int | None = None
     headdim_multiple: int = 1
     headdim_v: bool = False
-    "V may have a head dimension of its own"
+    "V may have another head dimension"
     gqa: bool = False
     window: bool = False
     bottom_right: bool = False
-    "causal with Sq ≠ Sk can be had aligned to the bottom right"
+    "supports bottom-right alignment for causal with Sq ≠ Sk"
     empty_rows: bool = False
     "rows without a visible key give 0"
     varlen: bool = False
     backward: bool = False
     capability: tuple[int, int] | None = None
-    "least compute capability"
+    "lowest compute capability"
     capability_below: tuple[int, int] | None = None
-    "first compute capability that is too new"
+    "first compute capability that is not supported"
 
     def check(self, who: str, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what is not within the limits.
+        """Refuse a case beyond the limits.
 
         Args:
             who: the backend's name.
@@ -53,7 +53,7 @@ class Limits:
             machine: where it would run.
 
         Raises:
-            Unsupported: naming the first field that does not fit.
+            Unsupported: naming the first field beyond its limit.
         """
         card = card_checks(machine, self.capability, self.capability_below)
         require(who, *self._numbers(case), *self._masks(case), *card)
@@ -126,7 +126,7 @@ class DenseBackend(Backend[AttentionCase, "AttentionInputs"]):
     limits: ClassVar[Limits]
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what the library cannot take.
+        """Refuse cases that the library does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -136,11 +136,11 @@ class DenseBackend(Backend[AttentionCase, "AttentionInputs"]):
 
 
 def one_value(case: AttentionCase) -> float:
-    """A single value's size over the root mean square of the output, for values of independent normal draws.
+    """Return the size of a single value relative to the root mean square of the output, for independent normal values.
 
     A row that averages n of them has 1/n of their variance.  A causal row n sees n keys, so the output's mean square is
-    H_S / S of theirs, H_S = 1 + 1/2 + … + 1/S; without a causal mask every row sees all keys and the first rows are as
-    the others: 1 stands for a case that has no rows of few keys.
+    H_S / S of theirs, H_S = 1 + 1/2 + … + 1/S.  Without a causal mask every row sees all keys, so there are no rows of
+    few keys, and the result is 1.
     """
     if not Mask.of(case).causal:
         return 1.0

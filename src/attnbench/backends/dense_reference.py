@@ -1,7 +1,7 @@
 """``dense[NAME]``: any backend of dense attention on the queries, keys and values of a sparse case.
 
-It ignores the map.  It is what a map's speed is compared with, in the same interleaved group: speed-up over dense,
-times density, is the efficiency E.  Without a name it is ``sdpa-flash``.
+It ignores the map.  The speed of a map is compared with it in the same interleaved group: speed-up over dense times
+density is the efficiency E.  Without a name it is ``sdpa-flash``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT = "sdpa-flash"
 
 
 class DenseReference(Backend[SparseCase, "SparseInputs"]):
-    """The call is the other backend's own."""
+    """Its call is the other backend's own call."""
 
     name = "dense"
     workload = "sparse"
@@ -37,15 +37,15 @@ class DenseReference(Backend[SparseCase, "SparseInputs"]):
 
     @property
     def inner(self) -> Backend[Any, Any]:
-        """Whose attention it is."""
+        """The backend whose attention is used."""
         return all_backends()[self.config.short if self.config else DEFAULT]
 
     def configs(self, case: SparseCase) -> Iterable[Config]:
-        """Every backend of the workload `attention`."""
+        """Return every backend of the workload `attention`."""
         return [Config(name) for name, one in all_backends().items() if one.workload == "attention"]
 
     def probe(self) -> None:
-        """Ask for the backend's library.
+        """Check that the backend's library is installed.
 
         Raises:
             Unavailable: it is not installed.
@@ -53,11 +53,11 @@ class DenseReference(Backend[SparseCase, "SparseInputs"]):
         self.inner.probe()
 
     def version(self) -> str | None:
-        """Of the backend's library."""
+        """Version of the backend's library."""
         return self.inner.version()
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse what the backend does not take.
+        """Refuse cases that the backend does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -65,12 +65,12 @@ class DenseReference(Backend[SparseCase, "SparseInputs"]):
         self.inner.check(case.dense, machine)
 
     def budget(self, case: SparseCase) -> Budget:
-        """That of the backend."""
+        """Return the budget of the backend."""
         return self.inner.budget(case.dense)
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """A session of the backend."""
+        """Open a session of the backend."""
         with self.inner.session(case.dense, inputs.dense) as launch:
             load = launch.reload
             yield replace(launch, reload=lambda fresh: load(fresh.dense))

@@ -1,7 +1,7 @@
-"""What a file of backends offers, described by a process that imports it to one that does not.
+"""Descriptions of a file's backends, made by a process that imports the file for one that does not.
 
-`describe` imports the user's file and says in plain data what planning needs; `Described` stands for
-each of its backends where the plan is made.
+`describe` imports the user's file and returns as plain data what planning needs; `Described` represents
+each of its backends in the planning process.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ KINDS = ("cpu", "cuda")
 
 
 class Described(Backend[Case, Inputs]):
-    """A backend of a user's file, as the process that ran it described it.  It plans; it cannot run."""
+    """A backend of a user's file, as described by the process that imported it.  It plans, but cannot run."""
 
     def __init__(self, description: Mapping[str, Any], ask_configs: Callable[[str, Any], Mapping[str, Any]]) -> None:
-        """Keep the description; `ask_configs` has the configurations for a case by short form, from the file itself."""
+        """Keep the description; `ask_configs` reads configurations for a case, by short form, from the file itself."""
         super().__init__()
         for field in ("name", *TEXTS, "tested", "compiles", "in_ranks"):
             setattr(self, field, description[field])
@@ -32,7 +32,7 @@ class Described(Backend[Case, Inputs]):
         self._description, self._ask_configs = description, ask_configs
 
     def probe(self) -> None:
-        """Say what the file's own probe said.
+        """Repeat the result of the file's own probe.
 
         Raises:
             Unavailable: it is not installed.
@@ -41,15 +41,15 @@ class Described(Backend[Case, Inputs]):
             raise Unavailable(self._description["missing"])
 
     def version(self) -> str | None:
-        """Version of the library, as the file said it."""
+        """Version of the library, as returned by the file."""
         version: str | None = self._description["version"]
         return version
 
     def configs(self, case: Case | None) -> Iterable[Config]:
-        """What the file says of the case; None is the workload's default one.
+        """Return the file's configurations for the case; None means the workload's default case.
 
         Raises:
-            UsageError: the file fails over it.
+            UsageError: the file raises.
         """
         there = self._description["configs"]
         if there and case is not None:
@@ -57,7 +57,7 @@ class Described(Backend[Case, Inputs]):
         return [Config(short, values) for short, values in there.items()]
 
     def session(self, case: Case, inputs: Inputs) -> AbstractContextManager[Launch]:
-        """Refuse: only a worker runs it."""
+        """Raise: only a worker can run it."""
         raise Unavailable(f"{self.name}: it is described here, not imported; a worker runs it")
 
 
@@ -65,35 +65,35 @@ def describe(file: str) -> list[dict[str, Any]]:
     """Import a file and describe its backends in plain data, for `Described`.
 
     Raises:
-        UsageError: it does not import, holds no backend, or one that breaks the contract.
+        UsageError: it cannot be imported, contains no backend, or one that breaks the interface.
     """
     shipped = all_backends()
     try:
         return [_description(backend, file) for name, backend in all_backends([file]).items() if name not in shipped]
     except UsageError:
         raise
-    except Exception as error:  # an edge: what builds a backend and answers for it is the user's code
+    except Exception as error:  # catches everything: user code builds and describes the backend
         wrong = f"cannot be described: {one_line(error)}"
         raise UsageError(refusal("backends", "file", file, wrong, A_FILE)) from error
 
 
 def describe_configs(file: str, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Import a file and say which configurations one of its backends has for a case, by short form.
+    """Import a file and return the configurations that one of its backends has for a case, by short form.
 
     Args:
-        file: path.
+        file: its path.
         name: the backend.
         values: of the case, by axis.
 
     Raises:
-        UsageError: the backend fails over it.
+        UsageError: the backend raises.
     """
     from attnbench.workloads.base import load_workload
 
     backend = all_backends([file])[name]
     try:
         return _plain_configs(backend.configs(load_workload(backend.workload).case(dict(values))))
-    except Exception as error:  # an edge: the user's code answers
+    except Exception as error:  # catches everything: user code answers
         wrong = f"cannot list its configurations: {one_line(error)}"
         raise UsageError(refusal("backends", "name", name, wrong, "a `configs` that yields Config")) from error
 

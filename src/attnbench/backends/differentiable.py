@@ -1,9 +1,9 @@
-"""From a differentiable function to a launch.
+"""Turns a differentiable function into a launch.
 
-`launch` wraps any call whose gradients autograd gives.  For softmax attention, ``fn(q, k, v) -> out``,
-`Operands` holds a session's own copy of the inputs in the layout the library wants, made untimed and
-contiguous.  The copies are the session's: reloading one session leaves the inputs, which all sessions
-of a group share, as they are.
+`launch` wraps any call whose gradients come from autograd.  For softmax attention, ``fn(q, k, v) -> out``,
+`Operands` holds a session's own copies of the inputs in the layout of the library, made untimed and
+contiguous.  Reloading a session changes only its copies, not the inputs, which all sessions of a group
+share.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Attention = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 
 
 def rows_first(fn: Attention) -> Attention:
-    """A function of [B, H, S, D] as one of [B, S, H, D], by views alone."""
+    """Turn a function of [B, H, S, D] into one of [B, S, H, D], using views only."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return fn(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
@@ -46,15 +46,15 @@ def launch(
 ) -> Launch:
     """Wrap a call that returns the output and is differentiable in a mode with a backward.
 
-    `forward` first lets go of the last result, so that peak memory is the call's own; `backward` keeps
+    `forward` first frees the last result, so that peak memory is the call's own.  `backward` keeps
     the graph, so that it can be called again, and writes no ``.grad``.
 
     Args:
-        call: computes the output from tensors that stay the same objects.
-        leaves: by name of its gradient, each tensor to differentiate by.
+        call: computes the output from tensors whose objects do not change.
+        leaves: tensors to differentiate by, under the names of their gradients.
         dout: gradient of the output; None in mode fwd.
         mode: of the case.
-        load: copies new inputs into those tensors.
+        load: copies new inputs into these tensors.
         canonical: brings the output and the gradients into the workload's layout.
         choices: further outputs of the last call, which have no gradient.
         options: further fields of `Launch`.
@@ -95,7 +95,7 @@ def launch(
         out, grads = None, ()
         load(inputs)
 
-    # A backward captured alone would run on the stream its forward ran on, outside the graph.
+    # A backward captured alone would run on the stream of its forward, outside the graph.
     options.setdefault("capturable", mode != "bwd")
     return Launch(
         forward=train if trains else infer,
@@ -116,7 +116,7 @@ class Operands:
     """q, k, v and dout of one session.
 
     Shapes are the workload's own: dense [B, S, H, D] or packed [T, H, D]; with `heads_first` they are
-    [B, H, S, D] and [1, H, T, D].  In a mode with a backward, q, k and v are leaves that want gradients.
+    [B, H, S, D] and [1, H, T, D].  In a mode with a backward, q, k and v are leaves that require gradients.
     """
 
     def __init__(self, case: AttentionCase, inputs: AttentionInputs, *, heads_first: bool = False) -> None:
@@ -173,5 +173,5 @@ class Operands:
 def differentiable(
     fn: Attention, case: AttentionCase, inputs: AttentionInputs, *, heads_first: bool = False, **options: Any
 ) -> Launch:
-    """Wrap a function that needs nothing of its operands beforehand; see `Operands.launch`."""
+    """Wrap a function that needs no preparation of its operands; see `Operands.launch`."""
     return Operands(case, inputs, heads_first=heads_first).launch(fn, **options)

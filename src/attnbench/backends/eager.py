@@ -1,7 +1,7 @@
-"""``eager``: attention as a textbook writes it in PyTorch, step by step (matmul, scale, mask, softmax, matmul).
+"""``eager``: textbook attention in PyTorch, step by step (matmul, scale, mask, softmax, matmul).
 
-The scores are kept whole, [B, H, Sq, Sk]: this is what fused kernels are compared with, and what
-runs out of memory first.
+It stores all scores, [B, H, Sq, Sk].  Fused kernels are compared with it, and it runs out of memory
+first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Eager(DenseBackend):
-    """Unfused attention; keys and values of a group are repeated for its query heads."""
+    """Unfused attention; keys and values are repeated for the query heads of their group."""
 
     name = "eager"
     title = "PyTorch standard"
@@ -36,12 +36,12 @@ class Eager(DenseBackend):
     )
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `Backend`."""
+        """See `Backend.attend`."""
         return rows_first(self._function(case, device))
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D]; the mask is made once."""
+        """Use tensors [B, H, S, D]; the mask is made once."""
         yield differentiable(self._function(case, inputs.q.device), case, inputs, heads_first=True)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """``fa3-fwd``: the wheel fa3-fwd, FlashAttention 3 built for inference.
 
-``fa3-fwd[split]`` lets the library split keys among programs where queries are few (``num_splits=0``, its own choice; by
-default it does not).  Its build leaves out fp16, windows and the backward (its own ``fa3_fwd_config`` says so).
+``fa3-fwd[split]`` lets the library split keys among programs if there are few queries (``num_splits=0``, its own
+heuristic; off by default).  Its build omits fp16, windows and the backward (see its ``fa3_fwd_config``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``fa3-fwd-fp8``: the wheel fa3-fwd in e4m3, FlashAttention 3's kernel of 8 bits; inference only.
+"""``fa3-fwd-fp8``: the wheel fa3-fwd in e4m3, FlashAttention 3's 8-bit kernel; inference only.
 
 The kernel takes tensors in e4m3 and a scale for each sequence and head of keys.  No library makes them: torch does, in
-the call, and the phases `quantise` and `kernel` time the two parts apart.  P V is added up in one accumulator of the
-tensor cores (about 13 bits of mantissa), which costs accuracy in long sequences and no time.
+the call, and the phases `quantise` and `kernel` time the two parts.  P V is accumulated in one accumulator of the
+tensor cores (about 13 bits of mantissa), which reduces accuracy in long sequences but costs no time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Fa3FwdFp8(DenseBackend):
-    """bf16 in and out, e4m3 between."""
+    """Input and output in bf16, computation in e4m3."""
 
     name = "fa3-fwd-fp8"
     title = "FlashAttention 3 in e4m3 (fa3-fwd)"
@@ -39,23 +39,23 @@ class Fa3FwdFp8(DenseBackend):
     )
 
     def budget(self, case: AttentionCase) -> Budget:
-        """Q, K, V and P with 3 bits of mantissa.
+        """Budget for Q, K, V and P with 3 bits of mantissa.
 
         Emulated against fp64 on normal values at 128 to 4096 rows: relative L1 0.044 to 0.057.  The largest error was
         1.15 of the output's root mean square among 33 million elements on an H200, and in causal rows with few keys
-        0.15 of a single value.  Of outliers one scale a head leaves little: single elements are off by many times the
-        root mean square, and the record says so.
+        0.15 of a single value.  With outliers, one scale per head leaves little precision: single elements are off by
+        many times the root mean square, and the record says so.
         """
         return Budget(relative=max(2.0, 0.25 * one_value(case)), rel_l1=0.07, head_rel_l1=0.09)
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `Backend`."""
+        """See `Backend.attend`."""
         kernel = self._kernel(case)
         return lambda q, k, v: kernel(quantised(q, k, v))
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Tensors [B, S, H, D] in bf16; the call makes those of 8 bits."""
+        """Use tensors [B, S, H, D] in bf16; the call converts them to 8 bits."""
         operands, kernel = Operands(case, inputs), self._kernel(case)
         made: dict[str, Tensor] = {}
 
@@ -67,7 +67,7 @@ class Fa3FwdFp8(DenseBackend):
         yield operands.launch(self.attend(case, operands.q.device), phases=phases, notes=notes)
 
     def _kernel(self, case: AttentionCase) -> Callable[[Mapping[str, Tensor]], Tensor]:
-        """The wheel's function, of what `quantised` makes."""
+        """Return the wheel's function of the result of `quantised`."""
         function = importlib.import_module(self.module).flash_attn_func
         given = {"softmax_scale": case.scale, "causal": Mask.of(case).causal}
         return lambda tensors: function(**tensors, **given)

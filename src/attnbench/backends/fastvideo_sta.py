@@ -1,7 +1,7 @@
 """``fastvideo-sta``: FastVideo's sliding tile attention, the ThunderKittens kernel for Hopper.
 
-It takes no map: a window in tiles of 6x8x8 tokens, the grid one of those it was compiled for.  So it runs the pattern
-`sta` alone.  One call launches a kernel and copies q, k and v for every head.
+It takes no map, but a window in tiles of 6x8x8 tokens on one of the grids it was compiled for.  So it only runs the
+pattern `sta`.  One call launches a kernel and copies q, k and v for every head.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from attnbench.workloads.sparse.inputs import SparseInputs
 
 GRIDS = {"36:48:48": "36x48x48", "18:48:80": "18x48x80"}
-"Compiled for videos without text."
+"Grids that were compiled for videos without text."
 
 
 class FastVideoSta(SparseBackend):
-    """Head dim 128 only: with another the library launches nothing and returns unwritten memory."""
+    """Head dim 128 only: with any other the library launches nothing and returns unwritten memory."""
 
     name = "fastvideo-sta"
     title = "FastVideo STA"
@@ -40,7 +40,7 @@ class FastVideoSta(SparseBackend):
     limits = SparseLimits(dtypes=("bf16",), headdims=(128,), capability=(9, 0), capability_below=(10, 0))
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse all but the windows it was written for.
+        """Refuse all windows but those it was written for.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -53,7 +53,7 @@ class FastVideoSta(SparseBackend):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D], tokens in tile order."""
+        """Use tensors [B, H, S, D], tokens in tile order."""
         library = importlib.import_module("fastvideo_kernel.ops")
         compiled(self.name, "sta_fwd")
         window, shape = tile_window(case), GRIDS[case.grid or ""]

@@ -1,9 +1,9 @@
 """``fastvideo-vsa``: FastVideo's video sparse attention over a given map of 64x64 blocks, without its coarse branch.
 
-``[tk]``, the default, is the ThunderKittens kernel for Hopper, ``[triton]`` the portable one; each is called by its
-own operator, because the library's entry falls back from one to the other in silence.  The wheels bring a copy of the
-driver's libcuda under a name of their own: where that is loaded, or deleted without a link to the system's, the
-compiled module does not import.
+``[tk]``, the default, is the ThunderKittens kernel for Hopper, ``[triton]`` the portable one.  Each is called by its
+own operator, because the library's entry point silently falls back from one to the other.  The wheels contain a copy
+of the driver's libcuda under another name.  If that copy is loaded, or deleted without a link to the system's, the
+compiled module cannot be imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEFAULT = "tk"
 
 
 class FastVideoVsa(SparseBackend):
-    """Forward only; without a causal mask; a row without a block is refused, the kernel would compute one."""
+    """Forward only; no causal mask; a row without a block is refused, because the kernel would compute one."""
 
     name = "fastvideo-vsa"
     title = "FastVideo VSA"
@@ -45,16 +45,16 @@ class FastVideoVsa(SparseBackend):
     limits = SparseLimits(dtypes=("bf16",), headdims=(64, 128), blocks=("64x64",), capability=(8, 0))
 
     def configs(self, case: SparseCase) -> Iterable[Config]:
-        """The two kernels."""
+        """Return the two kernels."""
         return Config("tk"), Config("triton")
 
     @property
     def kernel(self) -> str:
-        """The one that is called."""
+        """The kernel that is called."""
         return self.own or DEFAULT
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse what the kernel cannot take.
+        """Refuse cases that the kernel does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -65,7 +65,7 @@ class FastVideoVsa(SparseBackend):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D], padded to whole blocks; keys of the padding are hidden by the sizes of blocks."""
+        """Use tensors [B, H, S, D], padded to whole blocks; padding keys are hidden by the sizes of blocks."""
         import torch
 
         importlib.import_module("fastvideo_kernel.block_sparse_attn")  # defines the operators
@@ -90,10 +90,10 @@ class FastVideoVsa(SparseBackend):
 
 
 def compiled(who: str, function: str) -> Any:
-    """A function of the library's compiled module.
+    """Return a function of the library's compiled module.
 
     Raises:
-        Unavailable: the module does not import or lacks it; the library itself would take another kernel.
+        Unavailable: the module cannot be imported or lacks it; the library would silently use another kernel.
     """
     try:
         found = getattr(importlib.import_module(COMPILED), function, None)

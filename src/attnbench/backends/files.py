@@ -1,8 +1,8 @@
-"""Files of users as modules: `module_of` imports one, under a name by which any process can import it again.
+"""Users' files as modules: `module_of` imports one under a name by which any process can import it again.
 
-A pool of processes that a kernel starts by ``spawn`` or ``forkserver`` is sent functions as the name of their module.
-That name is this module's and, in hexadecimal, the file's path: importing it imports this one first, which knows
-what it means.  Files need be on no search path, and two of one name do not meet.
+A process pool that a kernel starts by ``spawn`` or ``forkserver`` sends functions by the name of their module.
+That name is this module's plus the file's path in hexadecimal: importing it imports this module first, which finds
+the file.  The files need not be on a search path, and two files of the same name do not collide.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def module_of(file: Path) -> ModuleType:
 
 
 class _Finder:
-    """Of `sys.meta_path`: the file that a name of `module_of` stands for."""
+    """A finder for `sys.meta_path`: resolves names made by `module_of`."""
 
     @staticmethod
     def find_spec(
@@ -45,7 +45,7 @@ class _Finder:
         room, _, name = fullname.rpartition(".")
         try:
             return spec_from_file_location(fullname, os.fsdecode(bytes.fromhex(name))) if room == __name__ else None
-        except ValueError:  # no hexadecimal digits
+        except ValueError:  # not hexadecimal digits
             return None
 
 

@@ -1,8 +1,8 @@
 """``flash-attn-2``: the package flash-attn (Dao, 2.x).
 
-It comes as source: building takes many jobs of several GB each, so `install` keeps ``{max_jobs}``
-open and whoever shows it fills in a number for this machine's memory (``install.format(max_jobs=4)``).
-Where it is not installed, `sdpa-flash` runs the copy that torch carries.
+It is distributed as source: building takes many jobs of several GB each, so `install` contains ``{max_jobs}``,
+which is filled in for this machine's memory when it is shown (``install.format(max_jobs=4)``).
+If it is not installed, `sdpa-flash` runs the copy in torch.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_headdims(who: str, case: AttentionCase) -> None:
-    """Refuse head dimensions outside those FlashAttention 3 compiles, in any of its builds.
+    """Refuse head dimensions that no build of FlashAttention 3 compiles.
 
     Args:
         who: the backend's name.
@@ -66,7 +66,7 @@ class FlashAttn3(FlashBackend):
     )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what the library cannot take.
+        """Refuse cases that the library does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.

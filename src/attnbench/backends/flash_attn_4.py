@@ -1,4 +1,4 @@
-"""``flash-attn-4``: FlashAttention 4, kernels in NVIDIA's CuTe Python language, compiled at the first call."""
+"""``flash-attn-4``: FlashAttention 4, kernels in NVIDIA's CuTe Python DSL, compiled in the first call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FlashAttn4(FlashBackend):
     name = "flash-attn-4"
     title = "FlashAttention 4"
     install = 'pip install "flash-attn-4[cu13]==4.0.0b36"'
-    # Not the folder above: with FlashAttention 2 there, that is another package.
+    # Not the folder above: if FlashAttention 2 is installed there, it is another package.
     modules = ("flash_attn.cute.interface",)
     module = modules[0]
     distribution = "flash-attn-4"
@@ -40,7 +40,7 @@ class FlashAttn4(FlashBackend):
     )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what the library has no kernel for on this card.
+        """Refuse cases for which the library has no kernel on this card.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.

@@ -1,9 +1,9 @@
 """How the packages of the FlashAttention family are called; they differ in a name and a few limits.
 
 Each has ``flash_attn_func`` on [B, S, H, D] and ``flash_attn_varlen_func`` on packed [T, H, D], aligns
-causal and window to the bottom right and gives 0 for rows without a visible key.  Arguments go by
-name, and only where they are needed, because their order and number changed between versions.
-Older and newer builds return the output alone or in a tuple.
+causal and window masks to the bottom right, and returns 0 for rows without a visible key.  Arguments are passed by
+name, and only if needed, because their order and number differ between versions.
+Depending on the build, the output is returned alone or in a tuple.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class FlashBackend(DenseBackend):
     """One package of the family."""
 
     modules: ClassVar[tuple[str, ...]]
-    "modules that hold the two functions, the first found is used"
+    "modules that may contain the two functions; the first found is used"
     unbounded: ClassVar[int | None] = -1
-    "how the package spells a window without an end"
+    "the package's value for a window without an end"
     further: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    "configurations by name, and the arguments that each is"
+    "configurations by name, each with its arguments"
 
     def probe(self) -> None:
-        """Ask for the package without importing it.
+        """Check that the package is installed, without importing it.
 
         Raises:
             Unavailable: it is not installed.
@@ -47,20 +47,20 @@ class FlashBackend(DenseBackend):
             raise Unavailable(f"{self.name}: module={self.modules[0]} is not installed; {self.install}")
 
     def configs(self, case: AttentionCase) -> Iterable[Config]:
-        """What the package lets a caller choose."""
+        """Return the configurations that the package offers its callers."""
         return tuple(map(Config, self.further))
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `Backend`."""
+        """See `Backend.attend`."""
         return self._bind(case, None)
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Tensors in the workload's own layout, dense or packed."""
+        """Use tensors in the workload's own layout, dense or packed."""
         yield differentiable(self._bind(case, inputs), case, inputs)
 
     def _bind(self, case: AttentionCase, inputs: AttentionInputs | None) -> Attention:
-        """The package's function for a case; `inputs` are needed where it is packed."""
+        """Return the package's function for a case; packed cases need `inputs`."""
         module: Any = importlib.import_module(next(filter(module_exists, self.modules)))
         mask = Mask.of(case)
         function = module.flash_attn_varlen_func if case.packed else module.flash_attn_func

@@ -1,7 +1,7 @@
-"""``flash-quant``: our attention in 8 bits, forward: int8 scores, e4m3 values.
+"""``flash-quant``: our 8-bit attention, forward: int8 scores, e4m3 values.
 
-A call is the whole op: statistics of K and V (phase `smooth`), all three tensors quantised (`quantise`), and attention
-(`kernel`).  A configuration (``m128n64w8s3``) says tiles and code path of the last.
+A call is the whole operation: statistics of K and V (phase `smooth`), quantisation of all three tensors (`quantise`),
+and attention (`kernel`).  A configuration (``m128n64w8s3``) sets tiles and code path of the attention kernel.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ class FlashQuant(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
     limits = Limits(max_headdim=128, gqa=True, bottom_right=True, empty_rows=True, varlen=True, capability=(8, 9))
 
     def family(self) -> Family[Shape]:
-        """Names of its configurations."""
+        """Family of its launch configurations."""
         from attnbench.kernels.flash.quant.config import FAMILY
 
         return FAMILY
 
     def shape(self, case: AttentionCase, capability: tuple[int, int]) -> Shape:
-        """What they depend on."""
+        """What its configurations depend on."""
         from attnbench.kernels.flash.quant.config import Shape
 
         return Shape(dim=case.headdim, capability=capability)
 
     def budget(self, case: AttentionCase) -> Budget:
-        """Weights and values have 4 bits, so each is off by up to a sixteenth, and an output by 4 % of its own size.
+        """Weights and values have 4 bits, so each is off by up to 1/16, and an output by 4 % of its own size.
 
-        That is what the recipe written in torch is off by; its largest error is a fifth of the output's root mean
-        square at 4096 keys.  Under a causal mask a row of few keys is off by a sixteenth of a value, up to 0.35, in
-        units of that mean sqrt(S / H_S) larger.
+        The recipe written in torch has that error; its largest error is a fifth of the output's root mean
+        square at 4096 keys.  Under a causal mask a row of few keys is off by 1/16 of a value, up to 0.35, which
+        is sqrt(S / H_S) times as large in units of that mean.
         """
         largest = 0.5
         if Mask.of(case).causal:
@@ -59,14 +59,14 @@ class FlashQuant(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
         return Budget(relative=largest, rel_l1=0.043, head_rel_l1=0.05)
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `Backend`: the whole op, its quantisation marked as preparation."""
+        """See `Backend.attend`; quantisation is marked as preparation."""
         from attnbench.backends.flash_quant_call import QuantFunction
 
         return QuantFunction(case, self.own)
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Own copies of the inputs."""
+        """Use own copies of the inputs."""
         from attnbench.backends.flash_quant_call import QuantSession
 
         yield QuantSession(case, inputs, self.own).launch()

@@ -1,4 +1,4 @@
-"""A session of ``flash-quant``: the public call, on own copies of the inputs, and its phases."""
+"""A session of ``flash-quant``: the public call and its phases, on own copies of the inputs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class QuantFunction(Preparing):
-    """The op as a function of anybody's tensors, [B, S, H, D]."""
+    """The operation as a function of tensors [B, S, H, D]."""
 
     def __init__(self, case: AttentionCase, short: str) -> None:
         self.case, self.short = case, short
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Quantise, then attend."""
+        """Quantise, then compute attention."""
         import torch
 
         from attnbench.kernels.flash.quant import api
@@ -43,10 +43,10 @@ class QuantFunction(Preparing):
 
 
 class QuantSession(Buffers):
-    """Own copies of the inputs of one session; a call allocates what it needs, as a user's does.
+    """Own copies of the inputs of one session; a call allocates its buffers, as a user's call does.
 
-    The op prepares in one launch.  Its phases `smooth` and `quantise` are that launch cut in two, which reads K and V
-    from memory twice; they have buffers of their own, which the first of them allocates.
+    The operation prepares in one launch.  Its phases `smooth` and `quantise` split that launch in two, which reads K
+    and V from memory twice; they have buffers of their own, allocated by the first of them.
     """
 
     def __init__(self, case: AttentionCase, inputs: AttentionInputs, short: str) -> None:
@@ -60,13 +60,13 @@ class QuantSession(Buffers):
         self.problem = api.quant_problem_of(*self.qkv, **self.arguments)
         api.check_offsets(self.problem, *self.qkv[:2])
         self.config = api.config_for(short or None, self.qkv[0])
-        # A user's call names none: nor does the row of the default.
+        # A user's call names no configuration, and neither does the row of the default.
         self.arguments["config"] = self.config if short else None
         self.out: Tensor | None = None
         self.lse: Tensor | None = None
 
     def launch(self) -> Launch:
-        """What the session hands over; the whole op, and its phases apart."""
+        """Return the launch of the whole operation, with its phases."""
         return Launch(
             forward=self.forward,
             outputs=self.outputs,
@@ -77,7 +77,7 @@ class QuantSession(Buffers):
 
     @cached_property
     def made(self) -> Quantised:
-        """The quantised tensors of the phases."""
+        """The quantised tensors used by the phases."""
         from attnbench.kernels.flash.quant.api import allocate, launch_prepare
 
         made = allocate(*self.qkv[:2], self.problem)
@@ -86,7 +86,7 @@ class QuantSession(Buffers):
 
     @cached_property
     def results_of_phase(self) -> tuple[Tensor, Tensor]:
-        """Out and lse of the phase `kernel`."""
+        """Out and lse written by the phase `kernel`."""
         import torch
 
         from attnbench.kernels.flash.quant.api import lse_shape
@@ -96,32 +96,32 @@ class QuantSession(Buffers):
         return out, torch.empty(lse_shape(q, self.problem), dtype=torch.float32, device=q.device)
 
     def smooth(self) -> None:
-        """Statistics of K and V."""
+        """Compute statistics of K and V."""
         from attnbench.kernels.flash.quant.api import launch_smooth
 
         launch_smooth(*self.qkv, self.made, self.problem)
 
     def quantise(self) -> None:
-        """Q, K and V in 8 bits."""
+        """Quantise Q, K and V to 8 bits."""
         from attnbench.kernels.flash.quant.api import launch_quantise
 
         launch_quantise(*self.qkv, self.made, self.problem)
 
     def attend(self) -> None:
-        """Attention over what was quantised."""
+        """Compute attention over the quantised tensors."""
         from attnbench.kernels.flash.quant.api import launch_quant
 
         launch_quant(self.made, *self.results_of_phase, self.problem, self.config)
 
     def run_forward(self) -> None:
-        """Call the op; the last results go first, so that peak memory is the call's own."""
+        """Call the operation; the last results are freed first, so that peak memory is the call's own."""
         from attnbench.kernels.flash.quant.api import flash_quant_attention
 
         self.out = self.lse = None
         self.out, self.lse = flash_quant_attention(*self.qkv, **self.arguments)
 
     def run_backward(self) -> None:
-        """There is none.
+        """Raise: there is no backward.
 
         Raises:
             Unavailable: always.
@@ -129,8 +129,8 @@ class QuantSession(Buffers):
         raise Unavailable("flash-quant: mode=bwd has no backward; fwd")
 
     def results(self) -> Mapping[str, Tensor]:
-        """What the forward returned."""
-        assert self.out is not None  # asked for after a forward
+        """Results of the last forward."""
+        assert self.out is not None  # read after a forward
         return {"out": self.out}
 
     def gradients(self) -> Mapping[str, Tensor]:

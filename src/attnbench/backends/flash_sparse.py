@@ -1,7 +1,7 @@
 """``flash-sparse``: our block-sparse attention, forward.
 
-A configuration (``m128n128w8s2-ws-deep-lazy``) says tiles and code path.  The lists of a map are made by two launches
-on the device: at set-up, and as the phase `convert`; with a predictor (``cdf0.98``, ``m…+cdf0.98``) in the call.
+A configuration (``m128n128w8s2-ws-deep-lazy``) sets tiles and code path.  Two launches on the device convert a map to
+lists: at set-up, and as the phase `convert`; with a predictor (``cdf0.98``, ``m…+cdf0.98``) in every call.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
     limits = SparseLimits(max_headdim=128, gqa=True, causal=True, bottom_right=True, empty_rows=True, capability=(8, 0))
 
     def family(self) -> Family[Shape]:
-        """Names of its configurations."""
+        """Family of its launch configurations."""
         from attnbench.kernels.flash.sparse.config import FAMILY
 
         return FAMILY
 
     def shape(self, case: SparseCase, capability: tuple[int, int]) -> Shape:
-        """What they depend on."""
+        """What its configurations depend on."""
         from attnbench.kernels.flash.sparse.config import Shape
 
         rows, keys = case.block_shape
         return Shape(dim=case.headdim, block_q=rows, block_k=keys, capability=capability)
 
     def attend(self, case: SparseCase, device: device) -> Attention | None:
-        """As of `Backend`; the lists of a given map are made in the first call, those of a predicted one in each."""
+        """See `Backend.attend`; lists of a given map are made in the first call, those of a predicted one in each."""
         import torch
 
         from attnbench.kernels.flash.sparse import api
@@ -81,7 +81,7 @@ class FlashSparse(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Lists of the map; with a given map a call launches the kernel alone."""
+        """Make the lists of the map; with a given map a call launches only the kernel."""
         from attnbench.kernels.flash.sparse import api
 
         given, own = (inputs.q, inputs.k, inputs.v), self.own or None

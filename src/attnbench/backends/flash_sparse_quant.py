@@ -1,7 +1,7 @@
-"""``flash-sparse-quant``: our block-sparse attention in 8 bits, forward.
+"""``flash-sparse-quant``: our 8-bit block-sparse attention, forward.
 
-A call quantises (phases `smooth`, `quantise`) and attends (`kernel`); the lists of a map are made at set-up and as the
-phase `convert`, with a predictor (``cdf0.98``, ``m…+cdf0.98``) in the call.
+A call quantises (phases `smooth`, `quantise`) and computes attention (`kernel`); the lists of a map are made at set-up
+and as the phase `convert`, or with a predictor (``cdf0.98``, ``m…+cdf0.98``) in the call.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ class FlashSparseQuant(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
     limits = SparseLimits(max_headdim=128, gqa=True, causal=True, bottom_right=True, empty_rows=True, capability=(8, 9))
 
     def family(self) -> Family[Shape]:
-        """Names of its configurations."""
+        """Family of its launch configurations."""
         from attnbench.kernels.flash.sparse_quant.config import FAMILY
 
         return FAMILY
 
     def shape(self, case: SparseCase, capability: tuple[int, int]) -> Shape:
-        """What they depend on."""
+        """What its configurations depend on."""
         from attnbench.kernels.flash.sparse_quant.config import Shape
 
         rows, keys = case.block_shape
         return Shape(dim=case.headdim, block_q=rows, block_k=keys, capability=capability)
 
     def budget(self, case: SparseCase) -> Budget:
-        """That of `flash-quant`, for the same roundings; a query of few keys may be off by more of the mean output."""
+        """Return the budget of `flash-quant`, for the same roundings, but larger for queries of few keys."""
         from attnbench.backends.flash_sparse_quant_call import largest_error
 
         return Budget(relative=largest_error(case, given=self.predictor is None), rel_l1=0.043, head_rel_l1=0.05)
 
     def attend(self, case: SparseCase, device: device) -> Attention:
-        """As of `Backend`; prediction, lists and quantisation are marked as preparation."""
+        """See `Backend.attend`; prediction, lists and quantisation are marked as preparation."""
         from attnbench.backends.flash_sparse_quant_call import following, over_given_map
 
         if self.predictor is not None:
@@ -62,7 +62,7 @@ class FlashSparseQuant(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Lists of the map; the phases of the preparation and the kernel have buffers of their own."""
+        """Make the lists of the map; the phases of the preparation and the kernel have buffers of their own."""
         from attnbench.backends.flash_sparse_quant_call import SparseQuantCall
         from attnbench.kernels.flash.sparse_quant import api
 

@@ -1,4 +1,4 @@
-"""The parts of ``flash-sparse-quant``: lists of a map, the preparation, and the kernel over both."""
+"""The parts of ``flash-sparse-quant``: lists of a map, preparation, and the kernel that uses both."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def largest_error(case: SparseCase, *, given: bool) -> float:
-    """Largest error of an output, in units of the root mean square of all.
+    """Return the largest error of an output, in units of the root mean square of all.
 
-    Weights and values have 4 bits.  Of n keys an output of normal values has the size 1 / sqrt(n) and is off by up to
-    half of that, or up to 0.35 where n is small: what `flash-quant` may be off by, in the row of the fewest keys.  The
-    map is the case's own, or one that is predicted: then a row may have one block, and an output is at least as
-    large as that of dense attention.
+    Weights and values have 4 bits.  With n keys an output of normal values has the size 1 / sqrt(n) and is off by up to
+    half of that, or up to 0.35 for small n: the error of `flash-quant` in the row with the fewest keys.  If the map is
+    predicted and not the case's own, a row may have a single block, and an output is at least as large as that of
+    dense attention.
     """
     import numpy as np
 
     (_, queries), (_, sizes) = spans(case)
     kept = block_map(case) if given else np.ones((1, 1, *case.blocks), dtype=bool)
-    keys = np.where(kept, visible_pairs(case), 0).sum(-1) / queries[:, 0]  # of a query, the mean of its block
+    keys = np.where(kept, visible_pairs(case), 0).sum(-1) / queries[:, 0]  # per query, averaged over its block
     seen = keys > 0
     if not seen.any():
         return 0.5
@@ -42,7 +42,7 @@ def largest_error(case: SparseCase, *, given: bool) -> float:
 
 
 class SparseQuantCall:
-    """The op of one case on tensors [B, S, H, D], in parts: lists, preparation, kernel."""
+    """The operation for one case on tensors [B, S, H, D], in parts: lists, preparation, kernel."""
 
     def __init__(self, case: SparseCase, operands: tuple[Tensor, Tensor, Tensor], short: str) -> None:
         from attnbench.kernels.flash.sparse_quant import api
@@ -55,14 +55,14 @@ class SparseQuantCall:
         self.lists: BlockLists | None = None
 
     def convert(self, given: Tensor | BlockLists) -> None:
-        """Lists of a map, or those that are given."""
+        """Make the lists of a map, or keep given lists."""
         from attnbench.kernels.flash.sparse_quant.api import listed
 
         self.lists = listed(given, *self.operands[:2], self.problem)
 
     @cached_property
     def prepared(self) -> Quantised:
-        """Q, K and V in 8 bits: phases `smooth` and `quantise` in one launch, which is faster."""
+        """Quantise Q, K and V to 8 bits: phases `smooth` and `quantise` in one launch, which is faster."""
         from attnbench.kernels.flash.sparse_quant.api import allocate, launch_prepare
 
         made = allocate(*self.operands[:2], self.dense)
@@ -71,7 +71,7 @@ class SparseQuantCall:
 
     @cached_property
     def results(self) -> tuple[Tensor, Tensor]:
-        """Out and lse."""
+        """Tensors for out and lse."""
         import torch
 
         from attnbench.kernels.flash.sparse_quant.api import lse_shape
@@ -81,19 +81,19 @@ class SparseQuantCall:
         return out, torch.empty(lse_shape(q, self.dense), dtype=torch.float32, device=q.device)
 
     def smooth(self) -> None:
-        """Statistics of K and V."""
+        """Compute statistics of K and V."""
         from attnbench.kernels.flash.sparse_quant.api import launch_smooth
 
         launch_smooth(*self.operands, self.prepared, self.dense)
 
     def quantise(self) -> None:
-        """Q, K and V in 8 bits."""
+        """Quantise Q, K and V to 8 bits."""
         from attnbench.kernels.flash.sparse_quant.api import launch_quantise
 
         launch_quantise(*self.operands, self.prepared, self.dense)
 
     def kernel(self) -> None:
-        """Attention over what was quantised and listed."""
+        """Compute attention from the quantised tensors and the lists."""
         from attnbench.kernels.flash.sparse_quant.api import launch_sparse_quant
 
         assert self.lists is not None, "convert was not called"
@@ -103,7 +103,7 @@ class SparseQuantCall:
 def _prepared(
     case: SparseCase, short: str, operands: tuple[Tensor, Tensor, Tensor], given: Tensor | BlockLists
 ) -> SparseQuantCall:
-    """A call on a model's tensors that has its lists and is quantised."""
+    """Return a call on a model's tensors with its lists and quantised tensors made."""
     import torch
 
     with torch.cuda.device_of(operands[0]):  # Triton launches on the current device
@@ -122,14 +122,14 @@ def _attended(call: SparseQuantCall) -> Tensor:
 
 
 class OverGivenMap(Preparing):
-    """The op over the case's map as a function of a model's tensors; its lists are made in the first call."""
+    """The operation over the case's map as a function of a model's tensors; the first call makes its lists."""
 
     def __init__(self, case: SparseCase, short: str, blocks: Tensor) -> None:
         self.case, self.short = case, short
         self.given: Tensor | BlockLists = blocks
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As of `Backend.attend`."""
+        """See `Backend.attend`."""
         with self.preparing():
             call = _prepared(self.case, self.short, (q, k, v), self.given)
         assert call.lists is not None
@@ -138,7 +138,7 @@ class OverGivenMap(Preparing):
 
 
 def following(case: SparseCase, short: str, predict: Callable[[Tensor, Tensor], Tensor]) -> Following:
-    """The op over a map that is predicted in every call."""
+    """Return the operation over a map that is predicted in every call."""
     return Following(
         predict,
         lambda blocks, q, k, v: _prepared(case, short, (q, k, v), blocks),
@@ -147,7 +147,7 @@ def following(case: SparseCase, short: str, predict: Callable[[Tensor, Tensor], 
 
 
 def over_given_map(case: SparseCase, short: str, where: device) -> OverGivenMap:
-    """The op over the case's own map."""
+    """Return the operation over the case's own map."""
     import torch
 
     return OverGivenMap(case, short, torch.from_numpy(block_map(case).copy()).to(where))

@@ -1,7 +1,7 @@
 """``flash-triton``: our FlashAttention.
 
 A configuration is the forward's (``m128n128w8s2-tma-pp``), the backward's (``b64x128w8s2-atomic``) or both
-(``m…+b…``).  The default backward adds dQ up by fp32 atomics; one with ``r…`` tiles is deterministic.
+(``m…+b…``).  The default backward accumulates dQ with fp32 atomics; one with ``r…`` tiles is deterministic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
-    """A call allocates its results, and a tile counter, or partial results of few queries."""
+    """A call allocates its results, and a tile counter or, for few queries, partial results."""
 
     name = "flash-triton"
     title = "FlashAttention, ours (Triton)"
@@ -44,13 +44,13 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
     )
 
     def family(self) -> Family[Shape]:
-        """Names of its configurations."""
+        """Family of its launch configurations."""
         from attnbench.kernels.flash.config.family import FAMILY
 
         return FAMILY
 
     def shape(self, case: AttentionCase, capability: tuple[int, int]) -> Shape:
-        """What they depend on."""
+        """What its configurations depend on."""
         from attnbench.kernels.flash.config.family import Shape
 
         return Shape(
@@ -67,14 +67,14 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
         )
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `Backend`."""
+        """See `Backend.attend`."""
         from attnbench.backends.flash_triton_call import function_of
 
         return function_of(case, self.own)
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Own copies of the inputs, results and workspace."""
+        """Use own copies of the inputs; results and workspace belong to the session."""
         from attnbench.backends.flash_triton_call import FlashSession
 
         yield FlashSession(case, inputs, self.own).launch()

@@ -1,6 +1,6 @@
 """A session of ``flash-triton``: the public calls of our kernels, on own copies of the inputs.
 
-So a row's time on the host is what a user's call takes.  A backward is called without autograd around it.
+So the host time of a row is that of a user's call.  The backward is called without autograd.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-"Arguments of packed sequences alone."
+"Arguments that only packed sequences have."
 
 
 def function_of(case: AttentionCase, short: str) -> Attention:
-    """The forward as a function of tensors [B, S, H, D] that lie in rows; its results are new tensors."""
+    """Return the forward as a function of tensors [B, S, H, D] with contiguous rows; its results are new tensors."""
     from attnbench.kernels.flash.api import flash_attention
 
     arguments = _arguments(case, short)
@@ -36,7 +36,7 @@ def function_of(case: AttentionCase, short: str) -> Attention:
 
 
 def _arguments(case: AttentionCase, short: str) -> dict[str, Any]:
-    """Arguments of `flash_attention` that follow from the case and the row's name."""
+    """Return the arguments of `flash_attention` that follow from the case and the row's name."""
     from attnbench.kernels.flash.config.family import FAMILY
 
     configs = FAMILY.split(short) if short else {}
@@ -44,7 +44,7 @@ def _arguments(case: AttentionCase, short: str) -> dict[str, Any]:
 
 
 class FlashSession(Buffers):
-    """Own copies of the inputs of one session; a call allocates its results, as a user's does."""
+    """Own copies of the inputs of one session; a call allocates its results, as a user's call does."""
 
     def __init__(self, case: AttentionCase, inputs: AttentionInputs, short: str) -> None:
         from attnbench.kernels.flash import api as kernels
@@ -82,7 +82,7 @@ class FlashSession(Buffers):
         self.grads: dict[str, Tensor | None] = {}
 
     def launch(self) -> Launch:
-        """What the session hands over."""
+        """Return the session's launch."""
         trains = self.case.has_backward
         sums = "" if self.backward_config.deterministic else ", dQ added up by atomics in another order each time"
         notes = [f"forward {self.config.short}"] + [f"backward {self.backward_config.short}{sums}"] * trains
@@ -95,25 +95,25 @@ class FlashSession(Buffers):
         )
 
     def run_forward(self) -> None:
-        """Call the forward; the last results go first, so that peak memory is the call's own."""
+        """Call the forward; the last results are freed first, so that peak memory is the call's own."""
         from attnbench.kernels.flash.api import flash_attention
 
         self.out = self.lse = None
         self.out, self.lse = flash_attention(*self.qkv, **self.arguments)
 
     def run_backward(self) -> None:
-        """Call the backward on what the last forward left."""
-        assert self.out is not None  # called after a forward
+        """Call the backward with the results of the last forward."""
+        assert self.out is not None  # set by the forward
         assert self.lse is not None
         self.grads = {}
         found = self.call.gradients(self.own["dout"], *self.qkv, self.out, self.lse, *self.offsets)
         self.grads = dict(zip(("dq", "dk", "dv"), found, strict=True))
 
     def results(self) -> Mapping[str, Tensor]:
-        """What the forward returned."""
-        assert self.out is not None  # asked for after a forward
+        """Results of the last forward."""
+        assert self.out is not None  # read after a forward
         return {"out": self.out}
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """What the backward returned."""
+        """Gradients of the last backward."""
         return {name: x for name, x in self.grads.items() if x is not None}

@@ -1,9 +1,9 @@
 """``flashinfer``: FlashInfer's batch prefill over ragged (packed) keys and values; inference only.
 
-`plan` is host work that serves many calls with the same lengths: it is done at set-up and offered as
-the phase ``plan`` (it reads lengths back to the host, so it synchronises).  The library's own choice
-between its kernels is not used: this adapter pins `fa3` on Hopper and `fa2` elsewhere and says so,
-``flashinfer[fa2]`` and ``flashinfer[fa3]`` pin by hand.  The first call of a shape builds with nvcc.
+`plan` is host work that serves many calls with the same lengths.  It runs at set-up and is also the phase ``plan`` (it
+reads lengths back to the host, so it synchronises).  The library's own choice between its kernels is not used: this
+adapter pins `fa3` on Hopper and `fa2` elsewhere and notes it; ``flashinfer[fa2]`` and ``flashinfer[fa3]`` pin one
+explicitly.  The first call of a shape compiles with nvcc.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnbench.workloads.attention.inputs import AttentionInputs
 
 WORKSPACE_BYTES = 128 << 20
-"""The size FlashInfer recommends for its split-k workspace."""
+"""The size that FlashInfer recommends for its split-k workspace."""
 
 
 class FlashInfer(DenseBackend):
@@ -42,11 +42,11 @@ class FlashInfer(DenseBackend):
     limits = Limits(headdims=(64, 128, 256), gqa=True, window=True, bottom_right=True, varlen=True, capability=(8, 0))
 
     def configs(self, case: AttentionCase) -> Iterable[Config]:
-        """The two kernels that can be pinned."""
+        """Return the two kernels that can be pinned."""
         return Config("fa2"), Config("fa3")
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what the pinned kernel cannot take.
+        """Refuse cases that the pinned kernel does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -63,7 +63,7 @@ class FlashInfer(DenseBackend):
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Tensors packed [T, H, D], with the offsets of every sequence."""
+        """Use packed tensors [T, H, D], with the offsets of every sequence."""
         import torch
 
         library = importlib.import_module("flashinfer.prefill")
@@ -94,14 +94,14 @@ class FlashInfer(DenseBackend):
 
 
 def kernel_for(device: device) -> str:
-    """The kernel that is pinned where none is asked for."""
+    """Return the kernel that is pinned by default."""
     import torch
 
     return "fa3" if torch.cuda.get_device_capability(device)[0] == 9 else "fa2"
 
 
 def offsets_of(case: AttentionCase, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """Offsets of queries and keys, int32 [B + 1], of a packed or a dense case."""
+    """Return the offsets of queries and keys, int32 [B + 1], of a packed or a dense case."""
     import torch
 
     if case.packed:

@@ -1,6 +1,6 @@
 """``flashinfer-paged[p64]``: FlashInfer's batch prefill over pages of keys and values; inference only.
 
-``p64+decode`` is the library's wrapper for one query a sequence.  Planning, the phase ``plan``, reads lengths back.
+``p64+decode`` is the library's wrapper for one query per sequence.  Planning, the phase ``plan``, reads lengths back.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class FlashInferPaged(FlashInfer):
     name, title, tested = "flashinfer-paged", "FlashInfer, paged", None
 
     def configs(self, case: AttentionCase) -> Iterable[Config]:
-        """The page sizes, and each with the wrapper for decoding."""
+        """Return the page sizes, each also with the decode wrapper."""
         return [*page_configs(), *page_configs("+decode", decode=True)]
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what the wrapper cannot take.
+        """Refuse cases that the wrapper does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -46,12 +46,12 @@ class FlashInferPaged(FlashInfer):
 
     @property
     def decodes(self) -> bool:
-        """Whether it is the wrapper for one query."""
+        """Whether it is the wrapper for one query per sequence."""
         return self.config is not None and "decode" in self.config.values
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Queries packed [T, H, D], keys and values in a pool."""
+        """Use packed queries [T, H, D], with keys and values in a pool."""
         import torch
 
         q, mask, size = inputs.q.detach().clone(), Mask.of(case), page_size_of(self.config)

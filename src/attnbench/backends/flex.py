@@ -1,8 +1,8 @@
 """``flex``: FlexAttention under torch.compile, with a block mask made at set-up.
 
-Uncompiled, flex_attention is a dense reference; compiled a ninth shape of one function falls back to
-that with no more than a warning.  So every session compiles a function of its own, in one graph,
-where a fallback is an error.  Variable length is one packed sequence whose mask keeps documents apart.
+Uncompiled, flex_attention is a dense reference; compiled, it falls back to that at the ninth shape of one
+function, with only a warning.  So every session compiles a function of its own, in one graph,
+where a fallback is an error.  Variable length is one packed sequence whose mask separates documents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnbench.workloads.attention.inputs import AttentionInputs
 
 NO_BLOCKS = 2**30
-"Rows and keys of a block by which flex_attention knows that nothing is masked."
+"Block size by which flex_attention recognises that nothing is masked."
 
 
 class Flex(DenseBackend):
@@ -51,7 +51,7 @@ class Flex(DenseBackend):
     )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what torch has not implemented.
+        """Refuse cases that torch has not implemented.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -65,7 +65,7 @@ class Flex(DenseBackend):
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D], packed [1, H, T, D]; the first call compiles."""
+        """Use tensors [B, H, S, D], packed [1, H, T, D]; the first call compiles."""
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         operands = Operands(case, inputs, heads_first=True)
@@ -84,9 +84,9 @@ class Flex(DenseBackend):
 
 
 def all_seen(device: device) -> BlockMask:
-    """The mask that flex_attention makes where it is given none.
+    """Return the mask that flex_attention makes if none is given.
 
-    Made at set-up: torch cannot make it in a call that itself runs inside compiled code, as in a video model.
+    Made at set-up: torch cannot make it in a call that runs inside compiled code, as in a video model.
     """
     import torch
     from torch.nn.attention.flex_attention import BlockMask

@@ -1,6 +1,6 @@
-"""``gathered-sdpa[p64]``: keys and values copied out of their pages, then torch's attention; inference only.
+"""``gathered-sdpa[p64]``: copies keys and values out of their pages, then calls torch's attention; inference only.
 
-What a kernel that reads pages saves: the copies are part of the time.
+The copies, which a kernel that reads pages avoids, are part of the time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class GatheredSdpa(DenseBackend):
     limits = replace(Sdpa.limits, headdim_v=False, backward=False)
 
     def configs(self, case: AttentionCase) -> Iterable[Config]:
-        """The page sizes."""
+        """Return the page sizes."""
         return page_configs()
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what torch's attention gets wrong, and more than it is given here.
+        """Refuse cases that torch's attention computes wrongly, and several sequence lengths.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -47,7 +47,7 @@ class GatheredSdpa(DenseBackend):
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Keys and values in a pool."""
+        """Put keys and values into a pool."""
         q, pages = inputs.q.detach().clone(), KvPages(case, inputs.k, inputs.v, page_size_of(self.config))
         attention = Sdpa().attend(case, q.device)
 

@@ -1,7 +1,7 @@
-"""What the adapters for HSTU attention share: what they refuse, and jagged sequences laid side by side.
+"""Base classes of the adapters for HSTU attention: common refusals, and jagged sequences as padded tensors.
 
-`Operands` is a session's own copy of the inputs; `Padded` says where the rows of the jagged tensors
-lie in padded ones [B, H, N, D], and which keys a query sees there.
+`Operands` is a session's own copy of the inputs.  `Padded` knows where the rows of the jagged tensors
+are in padded ones [B, H, N, D], and which keys a query sees there.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class HstuBackend(Backend[HstuCase, "HstuInputs"]):
-    """An adapter for the workload `hstu`; the variant is dense unless it says otherwise."""
+    """An adapter for the workload `hstu`; the variant is dense unless a subclass sets another."""
 
     workload = "hstu"
     variant = "hstu"
 
     def check(self, case: HstuCase, machine: Machine) -> None:
-        """Refuse what the variant is not defined for.
+        """Refuse cases for which the variant is not defined.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -37,22 +37,22 @@ class HstuBackend(Backend[HstuCase, "HstuInputs"]):
             raise Unsupported(case.sparse_refusal)
 
     def limit(self, case: HstuCase, **most: int) -> None:
-        """Refuse axes over the most that the kernels take.
+        """Refuse axes above the limits of the kernels.
 
         Raises:
-            Unsupported: naming the first that is.
+            Unsupported: naming the first such axis.
         """
         self.take(case, *((name, getattr(case, name) <= most[name], f"at most {most[name]}") for name in most))
 
     def take(self, case: HstuCase, *fields: tuple[str, bool, str]) -> None:
-        """Refuse fields of a case that are not supported.
+        """Refuse values of fields that are not supported.
 
         Args:
             case: the problem.
-            fields: each a name, whether its value is supported, and which values are.
+            fields: for each its name, whether its value is supported, and which values are.
 
         Raises:
-            Unsupported: naming the first that is not.
+            Unsupported: naming the first field that is not supported.
         """
         for name, fits, accepted in fields:
             written = str(getattr(case, name)).lower()  # as a suite spells it: true, none
@@ -60,9 +60,9 @@ class HstuBackend(Backend[HstuCase, "HstuInputs"]):
 
 
 class Operands:
-    """q, k, v (and gates, block-sparse) of one session, packed as the workload has them, and dout.
+    """q, k, v (and gates, if block-sparse) of one session, packed as in the workload, and dout.
 
-    In a mode with a backward all but dout are leaves that want gradients.
+    In a mode with a backward all but dout are leaves that require gradients.
     """
 
     def __init__(self, case: HstuCase, inputs: HstuInputs, *, gates: bool = False) -> None:
@@ -75,7 +75,7 @@ class Operands:
     def launch(
         self, fn: Callable[..., Tensor], *, choices: Callable[[], Mapping[str, Tensor]] = dict, **options: Any
     ) -> Launch:
-        """Wrap ``fn(q, k, v[, gates]) -> out``; `differentiable.launch` says how."""
+        """Wrap ``fn(q, k, v[, gates]) -> out``; see `differentiable.launch`."""
         operands = tuple(self.own.values())
         leaves = {f"d{name}": tensor for name, tensor in self.own.items()}
         return launch(
@@ -94,7 +94,7 @@ class Operands:
 
 
 class Padded:
-    """Jagged tensors [T, H, D] as padded ones [B, H, N, D], zeros behind each sequence."""
+    """Converts jagged tensors [T, H, D] to padded ones [B, H, N, D] with zeros after each sequence."""
 
     def __init__(self, case: HstuCase, inputs: HstuInputs) -> None:
         import torch
@@ -116,17 +116,17 @@ class Padded:
         self._of_keys = _places([shape.length for shape in shapes], self.keys).to(device)
 
     def pad(self, x: Tensor, *, queries: bool = False) -> Tensor:
-        """Lay the sequences side by side, heads first."""
+        """Pad the sequences to equal length, heads first."""
         rows, places = (self.queries, self._of_queries) if queries else (self.keys, self._of_keys)
         padded = x.new_zeros(self.batch * rows, *x.shape[1:]).index_copy(0, places, x)
         return padded.unflatten(0, (self.batch, rows)).transpose(1, 2)
 
     def jagged(self, x: Tensor) -> Tensor:
-        """Take the queries [Tq, H, D] out of [B, H, queries, D]."""
+        """Extract the queries [Tq, H, D] from [B, H, queries, D]."""
         return x.transpose(1, 2).flatten(0, 1)[self._of_queries]
 
     def visible(self) -> Tensor:
-        """Keys the dense function lets a query see, bool [B, 1, queries, keys]."""
+        """Return which keys the dense function lets a query see, bool [B, 1, queries, keys]."""
         case, row, key = self.case, self.position, self.key
         of_prefix = row < self.prefix
         seen = key < self.seen
@@ -139,13 +139,13 @@ class Padded:
         return (seen | (key == row))[:, None]
 
     def _for_window(self, row: Tensor) -> Tensor:
-        """The prefix counts as one place before the history, the targets as one behind it."""
+        """Count the prefix as one position before the history, and the targets as one after it."""
         place = row.minimum(self.seen)
         return (place - (self.prefix - 1).clamp(min=0)).clamp(min=0)
 
 
 def _places(lengths: list[int], rows: int) -> Tensor:
-    """Where each jagged row stands among `rows` padded ones a sequence."""
+    """Return the index of each jagged row among `rows` padded ones per sequence."""
     import torch
 
     parts = [torch.arange(length) + number * rows for number, length in enumerate(lengths)]

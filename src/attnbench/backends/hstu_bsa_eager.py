@@ -1,7 +1,7 @@
 """``hstu-bsa-eager``: block-sparse HSTU attention written in PyTorch, step by step, in the case's own precision.
 
-It says what the function is, not how fast it could be: the selected branch is a dense product under a
-mask, so the scores of all sequences are kept whole, [B, H, N, N].
+It defines the function and is not optimised: the selected branch is a dense product with a
+mask, so the scores of all sequences are stored whole, [B, H, N, N].
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HstuBsaEager(HstuBackend):
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
-        """Jagged tensors; hands over the blocks it selected."""
+        """Use jagged tensors; the outputs include the selected blocks."""
         import torch
 
         padded, silu = Padded(case, inputs), torch.nn.functional.silu
@@ -62,7 +62,7 @@ class HstuBsaEager(HstuBackend):
 
 
 class _Blocks:
-    """The blocks of padded histories, and the choice among them."""
+    """The blocks of padded histories, and the selection among them."""
 
     def __init__(self, case: HstuCase, padded: Padded) -> None:
         import torch
@@ -78,17 +78,17 @@ class _Blocks:
         query = torch.arange(padded.queries, device=row.device)[:, None]
         action = (row % 2 == 1) & (row < seen) & (query > 0)
         self.ranking = query - action.long() if case.pairs else None
-        "the query that ranks for each query"
+        "index of the query whose ranking each query uses"
 
     def means(self, x: Tensor) -> Tensor:
-        """Means [B, H, blocks, D] of the rows of each block."""
+        """Return the means [B, H, blocks, D] of the rows of each block."""
         import torch
 
         whole = torch.nn.functional.pad(x, (0, 0, 0, max(0, self.count * self.size - x.shape[2])))
         return whole[:, :, : self.count * self.size].unflatten(2, (self.count, self.size)).mean(3)
 
     def select(self, scores: Tensor) -> Tensor:
-        """Blocks [B, heads, queries, S] by the scores [B, H, queries, blocks], -1 for none."""
+        """Return blocks [B, heads, queries, S] by the scores [B, H, queries, blocks], -1 for none."""
         import torch
 
         if self.case.selection == "shared":
@@ -101,7 +101,7 @@ class _Blocks:
         return torch.nn.functional.pad(picked, (0, self.case.block_counts - picked.shape[3]), value=-1)
 
     def hold(self, picked: Tensor) -> Tensor:
-        """Whether a query's blocks hold a key, bool [B, heads, queries, keys]."""
+        """Return whether a query's blocks contain a key, bool [B, heads, queries, keys]."""
         held = picked.new_zeros(*picked.shape[:3], self.count + 1, dtype=bool)
         held.scatter_(3, picked.long() % (self.count + 1), True)
         held[..., self.count] = False

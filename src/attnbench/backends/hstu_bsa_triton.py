@@ -37,20 +37,20 @@ class HstuBsaTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
         super().check(case, machine)
 
     def family(self) -> Family[Shape]:
-        """Names of its configurations."""
+        """Family of its launch configurations."""
         from attnbench.kernels.hstu.bsa.family import FAMILY
 
         return FAMILY
 
     def shape(self, case: HstuCase, capability: tuple[int, int]) -> Shape:
-        """What they depend on."""
+        """What its configurations depend on."""
         from attnbench.kernels.hstu.bsa.family import shape_of
 
         return shape_of(**case.to_dict(), capability=capability)
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
-        """Own copies of the inputs."""
+        """Use own copies of the inputs."""
         from attnbench.backends.hstu_bsa_triton_call import BsaSession
 
         yield BsaSession(case, inputs, {} if self.config is None else self.config.values, self.name).launch()

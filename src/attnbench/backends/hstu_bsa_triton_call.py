@@ -1,6 +1,6 @@
 """A session of ``hstu-bsa-triton``: the public calls of our kernels, on own copies of the inputs.
 
-So a row's time on the host is what a user's call takes.  A backward is called without autograd around it.
+So the host time of a row is that of a user's call.  The backward is called without autograd.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def _note(config: BsaConfig) -> str:
-    """Which kernels run, as a launch notes it."""
+    """Return a note on which kernels run."""
     attend = "for Hopper" if config.attend else f"schedule {config.schedule}"
     return f"select {'for Hopper' if config.select else 'portable'}, attend {attend}"
 
 
 class BsaSession(Buffers):
-    """Own copies of the inputs of one session; a call allocates what it needs, as a user's does."""
+    """Own copies of the inputs of one session; a call allocates its buffers, as a user's call does."""
 
     def __init__(self, case: HstuCase, inputs: HstuInputs, changes: Mapping[str, Any], who: str) -> None:
         from attnbench.kernels.hstu.bsa import api as kernels
@@ -46,7 +46,7 @@ class BsaSession(Buffers):
             offsets_q=own["seq_offsets_q"] if cached else None,
             num_targets=own.get("num_targets"),
         )
-        # Sequences may all be shorter than the case allows: the slots behind their blocks stay empty.
+        # All sequences may be shorter than the case allows; the slots after their blocks stay empty.
         room = min(case.seqlen, case.block_counts * case.block_size)
         self.numbers = kernels.Numbers(
             max_seqlen=max(inputs.max_seqlen, room),
@@ -65,15 +65,15 @@ class BsaSession(Buffers):
         )
         if fault := kernels.config_fault(self.problem, config, capability=self.given.capability):
             raise Unsupported(f"{who}: {fault}; another configuration")
-        # A user's call names none: nor does the row of the default.
+        # A user's call names no configuration, and neither does the row of the default.
         self.config = config if changes else None
         self.call = kernels.call_of(self.given, self.numbers, self.config, validate=True)
         self.found: tuple[Tensor, ...] = ()
-        "out, blocks and, in a mode with a backward, what it reads of the forward"
+        "out, blocks and, in a mode with a backward, further results of the forward that it needs"
         self.grads: dict[str, Tensor | None] = {}
 
     def launch(self) -> Launch:
-        """What the session hands over."""
+        """Return the session's launch."""
         from attnbench.workloads.hstu.work import sparse_work
 
         return Launch(
@@ -87,7 +87,7 @@ class BsaSession(Buffers):
         )
 
     def run_forward(self) -> None:
-        """Call the forward; the last results go first, so that peak memory is the call's own."""
+        """Call the forward; the last results are freed first, so that peak memory is the call's own."""
         from attnbench.kernels.hstu.bsa.api import hstu_bsa_attention
 
         self.found = ()
@@ -98,14 +98,14 @@ class BsaSession(Buffers):
         self.found = hstu_bsa_attention(**tensors, **numbers, config=self.config)
 
     def run_backward(self) -> None:
-        """Call the backward on what the last forward left."""
+        """Call the backward with the results of the last forward."""
         self.grads = {}
         _, blocks, *saved = self.found
         found = self.call.gradients(self.own["dout"], blocks, *self.given, *saved)
         self.grads = dict(zip(("dq", "dk", "dv", "dgates"), found, strict=True))
 
     def phases(self) -> dict[str, Callable[[], None]]:
-        """Parts of the forward, on what its last call left; `attend` adds to the output once more."""
+        """Return the parts of the forward, on results of its last call; `attend` adds to the output again."""
         from attnbench.kernels.hstu.bsa import forward as parts
 
         def run(name: str) -> None:
@@ -115,7 +115,7 @@ class BsaSession(Buffers):
 
     @cached_property
     def parts(self) -> BsaCall:
-        """A forward with buffers of its own, for the phases; it was called once."""
+        """Return a forward with buffers of its own, for the phases, called once."""
         import torch
 
         from attnbench.kernels.hstu.bsa import api as kernels
@@ -132,10 +132,10 @@ class BsaSession(Buffers):
         return call
 
     def results(self) -> Mapping[str, Tensor]:
-        """What the forward returned."""
+        """Results of the last forward."""
         out, blocks, *_ = self.found
         return {"out": out, "blocks": blocks}
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """What the backward returned."""
+        """Gradients of the last backward."""
         return {name: x for name, x in self.grads.items() if x is not None}

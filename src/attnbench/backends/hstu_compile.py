@@ -1,4 +1,4 @@
-"""``hstu-compile``: `hstu-eager` under torch.compile, which fuses what lies between the two products."""
+"""``hstu-compile``: `hstu-eager` under torch.compile, which fuses the operations between the two products."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class HstuCompile(HstuBackend):
-    """The scores are still stored whole."""
+    """All scores are still stored."""
 
     name = "hstu-compile"
     title = "HSTU, torch.compile"
@@ -27,5 +27,5 @@ class HstuCompile(HstuBackend):
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
-        """Jagged tensors; the first call compiles."""
+        """Use jagged tensors; the first call compiles."""
         yield Operands(case, inputs).launch(compiled_alone(dense_attention(case, inputs)))

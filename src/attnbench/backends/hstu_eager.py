@@ -1,7 +1,7 @@
-"""``hstu-eager``: HSTU attention as one writes it in PyTorch, on padded sequences, step by step.
+"""``hstu-eager``: straightforward HSTU attention in PyTorch, on padded sequences, step by step.
 
-The scores of all sequences are kept whole, [B, H, N, N]: this is what fused kernels are compared with,
-and what runs out of memory first.
+It stores the scores of all sequences, [B, H, N, N].  Fused kernels are compared with it, and it runs out
+of memory first.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class HstuEager(HstuBackend):
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
-        """Jagged tensors; the mask is made once."""
+        """Use jagged tensors; the mask is made once."""
         yield Operands(case, inputs).launch(dense_attention(case, inputs))
 
 
 def dense_attention(case: HstuCase, inputs: HstuInputs) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The dense function ``fn(q, k, v) -> out`` of jagged tensors, for one case."""
+    """Return the dense function ``fn(q, k, v) -> out`` of jagged tensors, for one case."""
     import torch
 
     padded = Padded(case, inputs)

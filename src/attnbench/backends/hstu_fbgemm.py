@@ -1,7 +1,7 @@
 """``hstu-fbgemm``: NVIDIA's CUTLASS kernels for HSTU attention, from the wheel fbgemm-gpu-hstu-nightly.
 
-The wheel seen last is built for CUDA 12 (it wants libcudart.so.12) and has one Python tag; under a torch for
-CUDA 13 its kernels read a device structure of another shape and end the process.  The harness survives that.
+The latest wheel we have seen is built for CUDA 12 (it needs libcudart.so.12) and has one Python tag.  With a torch for
+CUDA 13 its kernels read a device structure of another layout and crash the process.  The harness survives that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DIMS = (32, 64, 128, 256)
 
 
 class HstuFbgemm(HstuBackend):
-    """Forward and backward on sm_80 and sm_90; the backward adds up dQ by atomics."""
+    """Forward and backward on sm_80 and sm_90; the backward accumulates dQ with atomics."""
 
     name = "hstu-fbgemm"
     title = "HSTU, NVIDIA CUTLASS (FBGEMM)"
@@ -34,7 +34,7 @@ class HstuFbgemm(HstuBackend):
     distribution = "fbgemm-gpu-hstu-nightly"
 
     def check(self, case: HstuCase, machine: Machine) -> None:
-        """Refuse what the library cannot take.
+        """Refuse cases that the library does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -53,7 +53,7 @@ class HstuFbgemm(HstuBackend):
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
-        """Offsets as int32, made once; the mask is a window and counts of prefix and targets."""
+        """Make int32 offsets once; the mask is a window and numbers of prefix and target tokens."""
         function, takes = _function(self.name)
         import torch
 
@@ -90,7 +90,7 @@ class HstuFbgemm(HstuBackend):
 
 
 def _function(who: str) -> tuple[Any, set[str]]:
-    """The library's function and the names of its arguments, which differ between versions."""
+    """Return the library's function and the names of its arguments, which differ between versions."""
     import inspect
 
     try:
@@ -109,13 +109,13 @@ def _window(case: HstuCase) -> tuple[int, int]:
 
 
 def _divisor(who: str, case: HstuCase, inputs: HstuInputs, takes: set[str]) -> dict[str, int]:
-    """What outputs are divided by; without an argument for it that is ``max_seqlen_q``, a bound of the lengths."""
+    """Return the divisor of the outputs; if it is not an argument, it is ``max_seqlen_q``, a bound of the lengths."""
     divisor = case.scaling_seqlen
     if "scaling_seqlen" in takes:
         return {"scaling_seqlen": divisor}
     if divisor == inputs.max_seqlen_q:
         return {}
-    # Queries that are fewer than the keys would change the mask, so both bounds are raised or none.
+    # With fewer queries than keys, changing one bound would change the mask, so both are raised or none.
     if case.delta_q is None and divisor > inputs.max_seqlen_q:
         return {"max_seqlen_q": divisor, "max_seqlen_k": divisor}
     longest = f"the longest sequence, {inputs.max_seqlen_q}" + (", or more" if case.delta_q is None else "")

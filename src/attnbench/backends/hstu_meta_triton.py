@@ -2,7 +2,7 @@
 
 They are on no package index: ``--path`` or ``ATTNBENCH_GENERATIVE_RECOMMENDERS`` names the folder of the checkout, or
 the package is on the Python path.  Their autotuner runs in the first call, once for each length.  Sequences are
-not sorted by length, and nothing is cast or copied in a call.
+not sorted by length, and a call casts and copies nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHECKOUT = Checkout(
 
 
 class HstuMetaTriton(HstuBackend):
-    """Causal; outputs are divided by the length that also bounds the sequences."""
+    """Causal; outputs are divided by the maximal sequence length."""
 
     name = CHECKOUT.who
     title = "HSTU, Meta generative-recommenders (Triton)"
@@ -42,15 +42,15 @@ class HstuMetaTriton(HstuBackend):
     compiles = True
 
     def probe(self) -> None:
-        """Look at the folder, what its files import, and the Python path, without importing anything.
+        """Check the folder, the packages its files import, and the Python path, without importing anything.
 
         Raises:
-            Unavailable: saying which of them is missing.
+            Unavailable: one of them is missing.
         """
         CHECKOUT.probe(self.install)
 
     def check(self, case: HstuCase, machine: Machine) -> None:
-        """Refuse what the library cannot take.
+        """Refuse cases that the library does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -67,11 +67,11 @@ class HstuMetaTriton(HstuBackend):
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
-        """The function behind the library's dispatcher, without TMA, as its own default has it."""
+        """Use the function behind the library's dispatcher, without TMA, which is its own default."""
         module, common = CHECKOUT.load(CHECKOUT.module, f"{CHECKOUT.package}.common")
         attention = module.triton_hstu_mha
         if (by_length := getattr(common, "set_use_runtime_max_seq_len", None)) is not None:
-            by_length(True)  # otherwise whatever length comes first is tuned for all
+            by_length(True)  # otherwise the first length is tuned for all
         offsets, targets, reach = inputs.seq_offsets, inputs.num_targets, case.max_attn_len or 0
 
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class HstuTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
     tested = "NVIDIA H200, torch 2.11"
 
     def check(self, case: HstuCase, machine: Machine) -> None:
-        """Refuse what the kernels do not take.
+        """Refuse cases that the kernels do not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -38,13 +38,13 @@ class HstuTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
         super().check(case, machine)
 
     def family(self) -> Family[Shape]:
-        """Names of its configurations."""
+        """Family of its launch configurations."""
         from attnbench.kernels.hstu.dense.family import FAMILY
 
         return FAMILY
 
     def shape(self, case: HstuCase, capability: tuple[int, int]) -> Shape:
-        """What they depend on."""
+        """What its configurations depend on."""
         from attnbench.kernels.hstu.dense.family import Shape
 
         return Shape(
@@ -57,7 +57,7 @@ class HstuTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
 
     @contextmanager
     def session(self, case: HstuCase, inputs: HstuInputs) -> Iterator[Launch]:
-        """Own copies of the inputs, results and workspace."""
+        """Use own copies of the inputs; results and workspace belong to the session."""
         from attnbench.backends.hstu_triton_call import HstuSession
 
         yield HstuSession(case, inputs, {} if self.config is None else self.config.values).launch()

@@ -1,6 +1,6 @@
 """A session of ``hstu-triton``: the public calls of our kernels, on own copies of the inputs.
 
-So a row's time on the host is what a user's call takes.  A backward is called without autograd around it.
+So the host time of a row is that of a user's call.  The backward is called without autograd.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HstuSession(Buffers):
-    """Own copies of the inputs of one session; a call allocates its results, as a user's does."""
+    """Own copies of the inputs of one session; a call allocates its results, as a user's call does."""
 
     def __init__(self, case: HstuCase, inputs: HstuInputs, changes: Mapping[str, Any]) -> None:
         from attnbench.kernels.hstu.dense import api as kernels
@@ -46,7 +46,7 @@ class HstuSession(Buffers):
             "contextual_len": case.contextual_len,
             "max_attn_len": case.max_attn_len,
             "deterministic": bool(changes.get("deterministic", False)),
-            # A user's call names none: nor does the row of the defaults.
+            # A user's call names no configuration, and neither does the row of the defaults.
             "forward": self.forward_config if changes else None,
             "backward": self.backward_config if changes else None,
         }
@@ -55,7 +55,7 @@ class HstuSession(Buffers):
         self.grads: dict[str, Tensor | None] = {}
 
     def launch(self) -> Launch:
-        """What the session hands over."""
+        """Return the session's launch."""
         trains = self.case.has_backward
         kernels = self.backward_config.columns, self.backward_config.rows
         backward = " and ".join(config.short for config in kernels if config is not None)
@@ -75,7 +75,7 @@ class HstuSession(Buffers):
         )
 
     def _executed(self) -> int | None:
-        """With the products a deterministic backward does twice; tiles that are partly seen count as seen."""
+        """FLOPs including the products that a deterministic backward repeats; partly visible tiles count in full."""
         from attnbench.workloads.hstu.work import visible_pairs, work
 
         case = self.case
@@ -84,7 +84,7 @@ class HstuSession(Buffers):
         return work(case).flops + 2 * (case.attn_dim + case.linear_dim) * case.nheads * visible_pairs(case)
 
     def run_forward(self) -> None:
-        """Call the forward; the last result goes first, so that peak memory is the call's own."""
+        """Call the forward; the last result is freed first, so that peak memory is the call's own."""
         from attnbench.kernels.hstu.dense.api import hstu_attention
 
         self.out = None
@@ -97,10 +97,10 @@ class HstuSession(Buffers):
         self.grads = dict(zip(("dq", "dk", "dv"), found, strict=True))
 
     def results(self) -> Mapping[str, Tensor]:
-        """What the forward returned."""
-        assert self.out is not None  # asked for after a forward
+        """Results of the last forward."""
+        assert self.out is not None  # read after a forward
         return {"out": self.out}
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """What the backward returned."""
+        """Gradients of the last backward."""
         return {name: x for name, x in self.grads.items() if x is not None}

@@ -1,7 +1,7 @@
-"""Keys and values of a case of softmax attention in pages of one pool, as caches of servers hold them.
+"""Keys and values of a case of softmax attention in pages of one pool, as in the caches of inference servers.
 
-The pages of all sequences lie in random order among spare ones, and what nobody wrote is NaN: a kernel that reads
-beyond a sequence, or follows no table, cannot go unnoticed.
+The pages of all sequences are in random order among spare ones, and unwritten memory is NaN: a kernel that reads
+beyond a sequence, or ignores the page table, is detected.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 PAGE_SIZES = (16, 32, 64, 128)
 USUAL = 64
 SPARE = 5
-"Pages of the pool that belong to nobody, beside those of the sequences."
+"Pages of the pool that no sequence uses."
 
 
 def page_configs(further: str = "", **values: object) -> list[Config]:
-    """A configuration for each page size, with a further word and its values."""
+    """Return a configuration for each page size, with an additional word and its values."""
     return [Config(f"p{size}{further}", {"page_size": size, **values}) for size in PAGE_SIZES]
 
 
 def page_size_of(config: Config | None) -> int:
-    """The page size of a configuration."""
+    """Return the page size of a configuration."""
     values: Mapping[str, object] = config.values if config else {}
     size = values.get("page_size", USUAL)
     assert isinstance(size, int)
@@ -40,10 +40,10 @@ class KvPages:
     """A pool and its table: a sequence's pages are `indices[indptr[b] : indptr[b + 1]]`."""
 
     def __init__(self, case: AttentionCase, k: Tensor, v: Tensor, page_size: int) -> None:
-        """Lay them out.
+        """Lay out keys and values in pages.
 
         Args:
-            case: the problem; its values have as many dims as its keys.
+            case: the problem; values must have the head dim of the keys.
             k: keys [B, Sk, G, D] or packed [Tk, G, D].
             v: values likewise.
             page_size: keys of a page.
@@ -70,10 +70,10 @@ class KvPages:
         self.load(k, v)
 
     def load(self, k: Tensor, v: Tensor) -> None:
-        """Write other values of the same shapes."""
+        """Write new values of the same shapes."""
         for which, x in enumerate((k, v)):
             self.pool[self.page, which, self.slot] = x.flatten(0, -3)
 
     def gathered(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, packed [Tk, G, D]: copies."""
+        """Return copies of keys and values, packed [Tk, G, D]."""
         return self.pool[self.page, 0, self.slot], self.pool[self.page, 1, self.slot]

@@ -1,9 +1,9 @@
 """Which keys a query sees, in one form for every adapter.
 
-Causal and window are both a band around the diagonal that ends in the bottom-right corner: query i
+Causal and window masks are both a band around the diagonal that ends in the bottom-right corner: query i
 sees keys from ``i + Sk - Sq - left`` to ``i + Sk - Sq + right``.  A bound that hides nothing is
-dropped, so that a decode step (Sq = 1, causal) is plainly unmasked, and a library that aligns its
-causal mask to the top left can take it.
+dropped, so that a decode step (Sq = 1, causal) has no mask, and a library that aligns its
+causal mask to the top left can compute it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Mask:
 
     @property
     def causal(self) -> bool:
-        """Only the future is hidden."""
+        """Only later keys are hidden."""
         return self.left == -1 and self.right == 0
 
     @property
     def window(self) -> bool:
-        """A band that is not just causal."""
+        """A band that is not simply causal."""
         return not self.unbounded and not self.causal
 
     @property
@@ -61,13 +61,13 @@ class Mask:
 
     @property
     def empty_rows(self) -> int:
-        """Queries of the worst sequence that see no key: their output is 0."""
+        """Number of queries, in the worst sequence, that see no key: their output is 0."""
         if self.right == -1:
             return 0
         return max(min(queries, max(0, queries - keys - self.right)) for queries, keys in self.sequences)
 
     def rule(self, case: AttentionCase, inputs: AttentionInputs) -> Callable[..., Tensor] | None:
-        """The mask as FlexAttention's ``mask_mod(b, h, q, k)``, packed sequences apart; None where every key is seen."""
+        """Return FlexAttention's ``mask_mod(b, h, q, k)``, keeping packed sequences apart; None if unmasked."""
         import torch
 
         if not case.packed:
@@ -77,12 +77,12 @@ class Mask:
                 return self._holds(row + shift - key)
 
             return None if self.unbounded else dense
-        assert inputs.cu_seqlens_q is not None  # a packed case has both offsets
+        assert inputs.cu_seqlens_q is not None  # packed cases have both offsets
         assert inputs.cu_seqlens_k is not None
         queries, keys = (torch.tensor(lengths, device=inputs.q.device) for lengths in zip(*case.sequences, strict=True))
         documents = torch.arange(case.batch, device=inputs.q.device)
         of_row, of_key = documents.repeat_interleave(queries), documents.repeat_interleave(keys)
-        # A row and a key of one document stand at these distances from its bottom-right corner.
+        # Distances of a row and a key from the bottom-right corner of their document.
         row_at = inputs.cu_seqlens_q[1:][of_row] - torch.arange(len(of_row), device=inputs.q.device)
         key_at = inputs.cu_seqlens_k[1:][of_key] - torch.arange(len(of_key), device=inputs.q.device)
 
@@ -92,12 +92,12 @@ class Mask:
         return packed
 
     def _holds(self, distance: Tensor) -> Tensor:
-        """Whether a key that many places left of its query's position is seen."""
+        """Whether a key at this distance to the left of its query's position is visible."""
         seen = distance >= -self.right if self.right != -1 else distance == distance
         return seen if self.left == -1 else seen & (distance <= self.left)
 
     def visible(self, device: device | str) -> Tensor | None:
-        """Bool [Sq, Sk] of a dense case, True where a key is seen; None where all are."""
+        """Bool [Sq, Sk] of a dense case, True where a key is visible; None if all are."""
         import torch
 
         if self.unbounded:

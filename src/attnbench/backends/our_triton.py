@@ -1,4 +1,4 @@
-"""What the adapters of our own kernels share: Triton is asked for, and configurations are those of the family."""
+"""Base class of the adapters of our own kernels: requires Triton, and reads configurations of the kernel family."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from attnbench.kernels.shared.family import Family, Misnamed
 
 HOPPER = (9, 0)
-"Compute capability whose configurations are listed where no card is known."
+"Compute capability whose configurations are listed if no card is known."
 
 
 def require_triton(backend: Backend) -> None:
-    """Refuse where Triton is not installed.
+    """Raise if Triton is not installed.
 
     Raises:
-        Unavailable: in one line that says how to get it.
+        Unavailable: with the command that installs it.
     """
     if not module_exists("triton"):
         raise Unavailable(f"{backend.name}: module=triton is not installed; {backend.install} for a GPU")
 
 
 class OurTriton(Backend[CaseT, InputsT]):
-    """Kernels of our own; `module` stays None, which says that no library of others is measured."""
+    """Kernels of our own; `module` stays None, because no third-party library is measured."""
 
     install = "part of torch"
     distribution = "triton"
@@ -36,11 +36,11 @@ class OurTriton(Backend[CaseT, InputsT]):
 
     @abstractmethod
     def family(self) -> Family[Any]:
-        """Names of the kernels' launch configurations."""
+        """Family of the kernels' launch configurations."""
 
     @abstractmethod
     def shape(self, case: CaseT, capability: tuple[int, int]) -> Any:
-        """What the configurations depend on, of a case and a card."""
+        """Return what the configurations depend on, for a case and a card."""
 
     @property
     def own(self) -> str:
@@ -48,7 +48,7 @@ class OurTriton(Backend[CaseT, InputsT]):
         return self.config.short if self.config else ""
 
     def probe(self) -> None:
-        """Ask for Triton, which torch for a GPU brings.
+        """Check that Triton is installed; GPU builds of torch include it.
 
         Raises:
             Unavailable: it is not installed.
@@ -56,7 +56,7 @@ class OurTriton(Backend[CaseT, InputsT]):
         require_triton(self)
 
     def check(self, case: CaseT, machine: Machine) -> None:
-        """Refuse what the kernels do not take, and a configuration this card cannot run.
+        """Refuse cases that the kernels do not support, and configurations that this card cannot run.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -71,20 +71,20 @@ class OurTriton(Backend[CaseT, InputsT]):
                 raise Unsupported(self._refusal(why)) from None
 
     def configs(self, case: CaseT) -> Iterable[Config]:
-        """The forward's configurations, in a mode with a backward the backward's, for an H100 or H200."""
+        """Return the forward's configurations, and in a mode with a backward the backward's, for an H100 or H200."""
         there = self.family().space(self.shape(case, HOPPER), case.mode)
         return [Config(short, values) for short, values in there.items()]
 
     def default_of(self, case: CaseT) -> Config | None:
-        """The tuned default, for an H100 or H200; None of a case that the kernels do not take."""
+        """Return the tuned default for an H100 or H200; None for a case that the kernels do not support."""
         short = self.family().default(self.shape(case, HOPPER), case.mode)
         return self.config_of(short, case) if short else None
 
     def config_of(self, short: str, case: CaseT) -> Config:
-        """Any valid configuration, in `configs` or not.
+        """Return any valid configuration, in `configs` or not.
 
         Raises:
-            UsageError: it cannot be read or is not valid; what is wrong, and the nearest valid one.
+            UsageError: it cannot be parsed or is not valid; the message names the nearest valid one.
         """
         from attnbench.kernels.shared.family import Misnamed
 

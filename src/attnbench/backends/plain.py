@@ -1,7 +1,8 @@
-"""A plain function ``def attention(q, k, v, causal, scale)`` in a user's file as a backend, or what is called as one.
+"""A plain function ``def attention(q, k, v, causal, scale)``, or another callable, in a user's file as a backend.
 
-Tensors are [batch, heads, seqlen, dim] as in torch's own attention, or [batch, seqlen, heads, dim] where the file
-says ``layout = "bshd"``; so is what it returns.  Gradients are autograd's.  The backend is called after the file.
+Tensors are [batch, heads, seqlen, dim] as in torch's own attention, or [batch, seqlen, heads, dim] if the file
+has ``layout = "bshd"``; the result has the same layout.  Gradients come from autograd.  The backend is named after the
+file.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ SIGNATURE = "def attention(q, k, v, causal, scale)"
 
 
 class PlainFunction(DenseBackend):
-    """One function of a file; subclasses name it and say what it takes."""
+    """One function of a file; subclasses name it and what it accepts."""
 
     install, devices = "a function of a --backends file", ("cpu", "cuda")
     function: Callable[..., Any]
@@ -38,7 +39,7 @@ class PlainFunction(DenseBackend):
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """The function on a session's own operands, the case's options by name."""
+        """Use the session's own operands, and pass the case's options by name."""
         given = {name: getattr(case, name) for name in self.options}
         yield differentiable(
             functools.partial(type(self).function, **given), case, inputs, heads_first=self.heads_first
@@ -49,13 +50,13 @@ def plain_backend(function: Callable[..., Any], layout: object, file: Path) -> t
     """Make the backend of a file's function.
 
     Args:
-        function: it may leave out causal and scale, and may take a window (left, right); a partial function, an
-            object that can be called or a torch module is as good.
+        function: may omit causal and scale, and may accept a window (left, right); can be a partial function, a
+            callable object or a torch module.
         layout: bhsd or bshd.
-        file: where it stands.
+        file: where it is defined.
 
     Raises:
-        UsageError: it does not take q, k and v, or wants something that no case has, or there is no such layout.
+        UsageError: it does not accept q, k and v, requires an argument that no case has, or the layout is unknown.
     """
     if layout not in LAYOUTS:
         raise UsageError(
@@ -110,10 +111,10 @@ def plain_backend(function: Callable[..., Any], layout: object, file: Path) -> t
 
 
 def _signature(function: Callable[..., Any], file: Path) -> inspect.Signature:
-    """What it takes; of a torch module what its `forward` does.
+    """Return its signature; for a torch module, that of its `forward`.
 
     Raises:
-        UsageError: it cannot be read, as of a function in C, or a call computes nothing by itself.
+        UsageError: it cannot be read, as for a function in C, or calling it does not compute anything.
     """
     called = getattr(function, "forward", function)
     if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
@@ -127,7 +128,7 @@ def _signature(function: Callable[..., Any], file: Path) -> inspect.Signature:
 
 
 def _without_mask(self: PlainFunction, case: AttentionCase, machine: Any) -> None:
-    """Refuse a mask that the function is not told of.
+    """Refuse a mask that the function has no argument for.
 
     Raises:
         Unsupported: it is causal, or any limit is exceeded.

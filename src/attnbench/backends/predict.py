@@ -1,16 +1,16 @@
-"""Predictors: which blocks matter, guessed from q and k on the device, without a read-back: by torch, on a card by kernels.
+"""Predictors: estimate from q and k which blocks matter, on the device, without read-back, in torch or our kernels.
 
-A backend that takes a map follows one: ``sparse-flex[cdf0.98]``.  Prediction, conversion and kernel are one timed call,
-and phases apart.
+A backend that takes a map can follow a predictor: ``sparse-flex[cdf0.98]``.  Prediction, conversion and kernel are one
+timed call, and are also timed as phases.
 
     topk0.3         the share of a row's visible blocks with the largest products of block means
-    cdf0.98         the fewest blocks whose softmax over those products adds up to that share (SpargeAttn)
-    sub0.95         the same with log Σ exp of the products of means of quarter blocks in place of one product
-    anti0.9         the same with sums along anti-diagonals of stride 16 (XAttention): every token counts
-    …-sim0.6        besides, with topk and cdf: a block whose tokens are on average less alike than that (mean cosine of
-                    pairs) has no useful mean: its row, or column, is kept whole (SpargeAttn's gate)
+    cdf0.98         the fewest blocks whose softmax over these products sums to that share (SpargeAttn)
+    sub0.95         the same with log Σ exp of the products of means of quarter blocks instead of one product
+    anti0.9         the same with sums along anti-diagonals of stride 16 (XAttention), so that every token counts
+    …-sim0.6        in addition, with topk and cdf: a block whose tokens have a lower mean cosine of pairs has no
+                    useful mean, so its row or column is kept whole (SpargeAttn's gate)
 
-Every row keeps a block, and under a causal mask those on the diagonal.
+Every row keeps a block, and with a causal mask those on the diagonal.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ PARTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """A rule and its numbers."""
+    """A rule with its parameters."""
 
     rule: str
     share: float
     gate: float = 0.0
-    "least mean cosine of the tokens of a block; 0 is open"
+    "least mean cosine of the tokens of a block; 0 disables the gate"
 
     @classmethod
     def read(cls, who: str, text: str) -> Predictor:
-        """Read a short form.
+        """Parse a short form.
 
         Raises:
-            UsageError: it cannot be read.
+            UsageError: it cannot be parsed.
         """
         match = FORM.fullmatch(text)
         if match is None or not float(match[2]) or (match[3] and match[1] in ("sub", "anti")):
@@ -58,14 +58,14 @@ class Predictor:
         return cls(match[1], float(match[2]), float(match[3] or 0))
 
     def on(self, case: SparseCase, device: device) -> Callable[[Tensor, Tensor], Tensor]:
-        """What predicts a case's map, bool [B, H, rows, columns], from q [B, H, S, D] and k [B, G, S, D].
+        """Return a function that predicts a case's map, bool [B, H, rows, columns], of q [B, H, S, D], k [B, G, S, D].
 
-        All that depends on the case alone is made here: the call copies nothing to the device or from it.
+        Everything that depends only on the case is computed here: the call copies nothing to or from the device.
         """
         return self.by_torch(case, device) if device.type == "cpu" else partial(self._by_kernels, case)
 
     def by_torch(self, case: SparseCase, device: device) -> Callable[[Tensor, Tensor], Tensor]:
-        """The same without kernels of ours: on a CPU, and what they are held against."""
+        """Return the same without our kernels: for a CPU, and as their reference."""
         import torch
 
         possible = torch.from_numpy(visible_pairs(case) > 0).to(device)
@@ -73,7 +73,7 @@ class Predictor:
         return lambda q, k: self._map(case, q, k, possible, forced)
 
     def _by_kernels(self, case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
-        """The same by our kernels."""
+        """Predict with our kernels."""
         from attnbench.kernels.flash.sparse.predict import Rule, predict_blocks, select
 
         rule = Rule(
@@ -101,12 +101,12 @@ class Predictor:
 
 
 def _repeated(case: SparseCase, k: Tensor) -> Tensor:
-    """Keys for each query head."""
+    """Repeat the keys for each query head."""
     return k.repeat_interleave(case.group_size, dim=1) if case.group_size > 1 else k
 
 
 def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """x [B, H, S, D] as [B, H, blocks, size, D] in fp32, zeros after the end, and the tokens of each block [blocks]."""
+    """Return x [B, H, S, D] as [B, H, blocks, size, D] in fp32, zero-padded, and the tokens of each block [blocks]."""
     import torch
 
     rows = x.shape[2]
@@ -145,12 +145,12 @@ def _joined(case: SparseCase, scores: Tensor) -> Tensor:
 
 
 def _antidiagonals(case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
-    """Logarithm of each block's share of the softmax over strides."""
+    """Return the logarithm of each block's share of the softmax over strides."""
     import torch
 
     (rows, columns), (block_q, block_k) = case.blocks, case.block_shape
     q_steps, k_steps = (_blocks(x, STRIDE)[0] for x in (q, k))
-    # Along an anti-diagonal the query steps back as the key steps on.
+    # Along an anti-diagonal the query index decreases as the key index increases.
     scores = q_steps.flip(3).flatten(3) @ k_steps.flatten(3).mT
     weights = (scores.float() * (case.scale / STRIDE)).softmax(-1)
     room = (0, columns * (block_k // STRIDE) - weights.shape[3], 0, rows * (block_q // STRIDE) - weights.shape[2])
@@ -160,7 +160,7 @@ def _antidiagonals(case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
 
 
 def _similarity(x: Tensor, size: int) -> Tensor:
-    """Mean cosine of all pairs of tokens of each block, [B, H, blocks]."""
+    """Return the mean cosine of all pairs of tokens of each block, [B, H, blocks]."""
     import torch
 
     unit = torch.nn.functional.normalize(x.float(), dim=-1)
@@ -178,6 +178,6 @@ def _largest(scores: Tensor, possible: Tensor, share: float) -> Tensor:
 
 def _mass(scores: Tensor, share: float) -> Tensor:
     weights, order = scores.softmax(-1).nan_to_num(nan=0.0).sort(-1, descending=True)
-    # Those before which the share is not reached; the largest is always among them.
+    # Blocks before which the share is not reached yet; the largest is always among them.
     kept = weights.cumsum(-1) - weights < share
     return kept.scatter(-1, order, kept)

@@ -1,12 +1,12 @@
-"""Which backends there are, and which of them a request means.
+"""The registry: which backends exist, and which of them a selector means.
 
 Backends come from three places: the files of this folder, the entry points of other packages in
-the group ``attnbench.backends`` (a class, or a module holding classes), and the files a user names
-(``--backends ./mine.py``), which only workers and `describe`'s process import.  Nothing here imports
-torch or a library: an adapter file imports neither, so listing every backend costs milliseconds.
+the group ``attnbench.backends`` (a class, or a module that contains classes), and files named by the user
+(``--backends ./mine.py``), which only workers and the process of `describe` import.  Nothing here imports
+torch or a library, and neither does an adapter file, so listing every backend takes milliseconds.
 
 A selector is ``name``, ``name[short-form]`` (a configuration of that backend), ``name[m128*]`` or ``name[*]``
-(those configurations of it that the case has), a wildcard such as ``sdpa-*``, or ``all``.
+(matching configurations that exist for the case), a wildcard such as ``sdpa-*``, or ``all``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from attnbench.text import shown, spelled
 from attnbench.workloads.base import Case, Inputs
 
 GROUP = "attnbench.backends"
-"""Entry point group through which another package brings backends."""
+"""Entry point group through which other packages provide backends."""
 SEED_NAMES = {
     "fa": "sdpa-flash",
     "fa2": "sdpa-flash",
@@ -42,14 +42,14 @@ SEED_NAMES = {
     "sparge_fp8": "sparge-fp8",
     "sta": "fastvideo-sta",
 }
-"""Names of seed 003, accepted wherever the backend is; its FlashAttention 2 is the copy inside torch."""
+"""Names in seed 003, accepted like the backend's own; its FlashAttention 2 is the copy in torch."""
 NAME = re.compile(r"[^\s,|*?\[\]/\\]+")
 A_FILE = "a Python file with a function attention, or a Backend"
 NAMED = "a name other than all, without blanks, commas, slashes, brackets, wildcards, and letters that cannot be shown"
 
 
 class BrokenBackend(Backend[Case, Inputs]):
-    """Stands for an entry point that does not import: listed with the reason, never run."""
+    """Represents an entry point that cannot be imported: listed with the reason, never run."""
 
     workload = "unknown"
     variant = "unknown"
@@ -61,7 +61,7 @@ class BrokenBackend(Backend[Case, Inputs]):
         self.reason = reason
 
     def probe(self) -> None:
-        """Say why it is not there.
+        """Raise with the reason.
 
         Raises:
             Unavailable: always.
@@ -69,18 +69,18 @@ class BrokenBackend(Backend[Case, Inputs]):
         raise Unavailable(f"{self.name}: {self.reason}; {self.install}")
 
     def session(self, case: Case, inputs: Inputs) -> AbstractContextManager[Launch]:
-        """Refuse, as `probe` does."""
+        """Raise, as `probe` does."""
         raise Unavailable(f"{self.name}: {self.reason}; {self.install}")
 
 
 def all_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
-    """Every backend by name: this folder's, other packages', then the given files'.
+    """Return every backend by name: this folder's, other packages', then those of the given files.
 
     Args:
-        files: paths of Python files with `Backend` subclasses; each is run, in this process, once.
+        files: paths of Python files with `Backend` subclasses; each is run once in this process.
 
     Raises:
-        UsageError: a file does not import or holds no backend, or two backends share a name.
+        UsageError: a file cannot be imported or contains no backend, or two backends share a name.
     """
     found: dict[str, tuple[str, Backend]] = {}
     for place, backend in _everything(files):
@@ -101,7 +101,7 @@ def all_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
 
 
 def introduced(backends: dict[str, Backend]) -> dict[str, Backend]:
-    """The same backends, those that carry others told which there are."""
+    """Return the same backends, after setting `others` of those that carry other backends."""
     for one in backends.values():
         if one.carries:
             one.others = backends
@@ -109,7 +109,7 @@ def introduced(backends: dict[str, Backend]) -> dict[str, Backend]:
 
 
 def is_shipped(selector: str) -> bool:
-    """Whether a selector of `select` can be resolved without the user's files."""
+    """Return whether a selector of `select` can be resolved without the user's files."""
     name, short = parse_selector(selector)
     known = all_backends()
     if name not in known or short is None or not known[name].carries:
@@ -126,21 +126,21 @@ def select(
     backends: Mapping[str, Backend] | None = None,
     field: str = "name",
 ) -> list[str]:
-    """Expand selectors into backend names, in the order asked for, each once.
+    """Expand selectors into backend names, in the order given, without duplicates.
 
     Args:
-        names: selectors, each possibly a comma list; with a workload, ``flex`` may stand for ``sparse-flex``.
-        skip: selectors of what to leave out; a bare name leaves out its configurations too.
-        workload: only backends of this workload; one of another, asked for by name, is refused.
-        backends: to choose from, by name; None is `all_backends`.
-        field: what a refusal calls the selectors.
+        names: selectors, each possibly a comma list; with a workload, ``flex`` may mean ``sparse-flex``.
+        skip: selectors of what to leave out; a bare name also leaves out its configurations.
+        workload: only backends of this workload; a named backend of another workload is refused.
+        backends: to choose from, by name; None means `all_backends`.
+        field: name of the selectors in refusals.
 
     Returns:
-        ``name`` or ``name[short-form]``, ready for `resolve`; ``name[m128*]`` is left for `with_configs`, which
+        ``name`` or ``name[short-form]``, ready for `resolve`; ``name[m128*]`` is expanded by `with_configs`, which
         knows the case.
 
     Raises:
-        UsageError: a selector is malformed, or means no backend (the nearest name is offered).
+        UsageError: a selector is malformed, or matches no backend (the message has the nearest name).
     """
     known = all_backends() if backends is None else backends
     dropped = list(_expand(skip, known, None, "skip"))
@@ -148,7 +148,7 @@ def select(
 
 
 def is_skipped(selector: str, skip: Iterable[str]) -> bool:
-    """Whether one of the selectors of `skip` (without wildcards of names) means this backend or configuration."""
+    """Return whether a selector of `skip` (without wildcards in names) matches this backend or configuration."""
     name, short = parse_selector(selector)
     return any(
         one in (name, selector)
@@ -163,7 +163,7 @@ def is_skipped(selector: str, skip: Iterable[str]) -> bool:
 
 
 def with_configs(selectors: Iterable[str], case: object, backends: Mapping[str, Backend]) -> list[str]:
-    """Spell out the configurations that selectors such as ``name[*]`` mean for a case.
+    """Expand selectors such as ``name[*]`` into the configurations that exist for a case.
 
     Args:
         selectors: of `select`.
@@ -171,7 +171,7 @@ def with_configs(selectors: Iterable[str], case: object, backends: Mapping[str, 
         backends: by name.
 
     Returns:
-        ``name`` or ``name[short-form]``, each once; a wildcard that means none of the case's adds nothing.
+        ``name`` or ``name[short-form]``, without duplicates; a wildcard that matches none of the case's adds nothing.
     """
     found: dict[str, None] = {}
     for selector in selectors:
@@ -188,12 +188,12 @@ def with_configs(selectors: Iterable[str], case: object, backends: Mapping[str, 
 
 
 def has_wildcard(text: str) -> bool:
-    """Whether a name, a short form or a selector holds one."""
+    """Return whether a name, a short form or a selector contains a wildcard."""
     return "*" in text or "?" in text
 
 
 def resolve(selector: str, case: Case | None = None, *, files: Sequence[str] = ()) -> Backend:
-    """Build the backend a selector of `select` names.
+    """Build the backend that a selector of `select` names.
 
     Args:
         selector: ``name`` or ``name[short-form]``.
@@ -201,7 +201,7 @@ def resolve(selector: str, case: Case | None = None, *, files: Sequence[str] = (
         files: as for `all_backends`.
 
     Raises:
-        UsageError: no such backend, or no such configuration of it for this case.
+        UsageError: the backend does not exist, or has no such configuration for this case.
     """
     name, short = parse_selector(selector)
     backends = all_backends(files)
@@ -214,7 +214,7 @@ def resolve(selector: str, case: Case | None = None, *, files: Sequence[str] = (
 
 
 def is_name(name: object) -> bool:
-    """Whether a backend may be called so: a selector can name it, a file can be called after it, it can be shown."""
+    """Return whether a backend may have this name: it fits in a selector and a file name, and can be displayed."""
     return isinstance(name, str) and bool(NAME.fullmatch(name)) and name != "all" and spelled(name) == name
 
 
@@ -227,7 +227,7 @@ def parse_selector(text: str) -> tuple[str, str | None]:
     """Split ``name[short-form]`` into its two parts.
 
     Raises:
-        UsageError: brackets that do not match, or nothing in them.
+        UsageError: brackets are unbalanced or empty.
     """
     match = re.fullmatch(r"([^\[\]]+)(?:\[([^\[\]]+)\])?", text)
     if match is None:
@@ -244,9 +244,9 @@ def parse_selector(text: str) -> tuple[str, str | None]:
 
 
 def carried(selector: str, backends: Mapping[str, Backend], workload: str | None) -> str:
-    """The same backend inside the one of the workload that carries it; `selector` itself where none does.
+    """Return the selector of the same backend inside the workload's carrying backend; `selector` itself without one.
 
-    ``flash-triton[m128n128]`` is ``video[flash-triton:m128n128]`` where a backend `video` carries it.
+    ``flash-triton[m128n128]`` becomes ``video[flash-triton:m128n128]`` if a backend `video` carries it.
     """
     name, short = parse_selector(selector)
     for one in backends.values():
@@ -260,7 +260,7 @@ def carried(selector: str, backends: Mapping[str, Backend], workload: str | None
 
 
 def _carried_by(pattern: str, backends: Mapping[str, Backend], workload: str | None) -> list[str]:
-    """Rows of the backends that a wildcard means among those carried by one of the workload."""
+    """Return the rows that a wildcard matches among the backends carried by one of the workload."""
     carriers = [one for one in backends.values() if one.workload == workload]
     return [
         f"{one.name}[{name}]"
@@ -334,12 +334,12 @@ def _everything(files: Sequence[str]) -> Iterator[tuple[str, Backend]]:
 
 @cache
 def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
-    """Read once a process: it opens the metadata of every installed package."""
+    """Read the entry points once per process: this opens the metadata of every installed package."""
     return tuple(importlib.metadata.entry_points(group=GROUP))
 
 
 def _classes(module: ModuleType) -> list[type[Backend]]:
-    """Backends a module defines: concrete, named, and not merely imported into it."""
+    """Return the backends a module defines: concrete, named, and not merely imported into it."""
     return [
         item
         for item in vars(module).values()
@@ -362,7 +362,7 @@ def _from_entry_point(entry: importlib.metadata.EntryPoint) -> list[Backend]:
         if strange:
             return [BrokenBackend(entry.name, f"entry point {entry.value} has the name {shown(strange[0])}; {NAMED}")]
         return found
-    except Exception as error:  # an edge: another package may fail in any way, and must not end ours
+    except Exception as error:  # catches everything: another package may fail in any way, which must not end ours
         reason = f"entry point {entry.value} does not import: {one_line(error)}"
         return [BrokenBackend(entry.name, reason)]
 
@@ -373,7 +373,7 @@ def _from_file(file: str) -> list[type[Backend]]:
         raise UsageError(refusal("backends", "file", file, "is not there", A_FILE))
     try:
         module = module_of(path)
-    except (Exception, SystemExit) as error:  # an edge: the file is the user's and may fail in any way
+    except (Exception, SystemExit) as error:  # the user's file may fail in any way
         wrong = f"does not import: line {_line_of(error, path)}: {one_line(error)}"
         raise UsageError(refusal("backends", "file", file, wrong, A_FILE, _beside(error, path))) from error
     classes = _classes(module)
@@ -404,13 +404,13 @@ def _line_of(error: BaseException, path: Path) -> int | str:
 
 
 def _beside(error: BaseException, path: Path) -> str:
-    """What finds a module that stands beside the file: its folder is not searched, as two files may mean two of a name."""
+    """Return how to find a module beside the file: its folder is not searched, as two files may mean two of a name."""
     name = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
     there = name and ((path.parent / f"{name}.py").is_file() or (path.parent / name).is_dir())
     return f"{name} beside it is found by PYTHONPATH={shlex.quote(str(path.parent))}" if there else ""
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in one line: its type and words."""
+    """Return an exception in one line: its type and message."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {' '.join(text.split())}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""A function of a library, replaced during a call alone: for what a library makes inside a call and does not give back."""
+"""Replaces a function of a library during a call, to obtain values that the library creates but does not return."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
-    """Another function under a name of a module; the library's own afterwards, whatever happened."""
+    """Replace a name of a module; the library's own function is restored afterwards in any case."""
     function = getattr(owner, name)
     setattr(owner, name, by)
     try:

@@ -1,10 +1,10 @@
 """``sage1``: SageAttention 1, keys and queries in 8 bits, probabilities and values in fp16; inference only.
 
-Version 1.0.6 is the Triton one; 2.x has the same package name and other kernels, so the probe asks
-for a module that only 1.x has.  Its function swallows unknown arguments: there is no mask but
+Version 1.0.6 is the Triton one; 2.x has the same package name but other kernels, so the probe looks
+for a module that only 1.x has.  Its function ignores unknown arguments: it has no mask except
 causal, and the scale is ``sm_scale``.  It subtracts the mean of K from K in place, so after the first
-call this session's K has mean 0, which changes no result.  Its kernel without causal counts the
-padding of the last block of 64 keys as keys with score 0: with Sk not a multiple of 64 the
+call this session's K has mean 0, which changes no result.  Without causal, its kernel treats the
+padding of the last block of 64 keys as keys with score 0: if Sk is not a multiple of 64, the
 comparison with the oracle shows how much that matters (at Sk = 129 a quarter of the output).
 """
 
@@ -42,7 +42,7 @@ class Sage1(DenseBackend):
     limits = Limits(dtypes=ALL_DTYPES, headdims=(64, 96, 128), gqa=True, varlen=True, capability=(8, 0))
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what the library would ignore or get wrong.
+        """Refuse cases that the library would ignore or compute wrongly.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -52,27 +52,27 @@ class Sage1(DenseBackend):
             raise Unsupported(refusal(self.name, "headdim", 96, "has no variable length", "64 or 128"))
 
     def budget(self, case: AttentionCase) -> Budget:
-        """Rounding q and k to 8 bits moves each weight by about 1 %.
+        """Rounding q and k to 8 bits changes each weight by about 1 %.
 
         Averaged over many keys that is about 0.15 of the output's root mean square (emulated: int8
         blocks of 128 and 64, S = 128 to 4096), and 0.32 for the worst of 17 million elements on an
-        H200 (S = 4096, D = 64); a causal row with few keys errs by up to 0.05 of a single value, whose
-        size in units of that mean is sqrt(S / H_S).  A wrong mask is off by more than the mean itself.
+        H200 (S = 4096, D = 64); a causal row with few keys errs by up to 0.05 of a single value, which
+        in units of that mean is sqrt(S / H_S).  The error of a wrong mask exceeds the mean itself.
         """
         return Budget(relative=max(0.5, 0.1 * one_value(case)))
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `Backend`; k is changed in place."""
+        """See `Backend.attend`; changes k in place."""
         return self._function(case, None)
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Tensors [B, S, H, D], which the library calls NHD, or packed [T, H, D]."""
+        """Use tensors [B, S, H, D], which the library calls NHD, or packed [T, H, D]."""
         yield differentiable(self._function(case, inputs), case, inputs, notes=("subtracts the mean of K in place",))
 
     @staticmethod
     def _function(case: AttentionCase, inputs: AttentionInputs | None) -> Attention:
-        """The library's function for a case; `inputs` are needed where it is packed."""
+        """Return the library's function for a case; packed cases need `inputs`."""
         library = importlib.import_module("sageattention")
         common = {"is_causal": Mask.of(case).causal, "sm_scale": case.scale}
         if inputs is not None and case.packed:

@@ -1,12 +1,12 @@
 """``sage2``: SageAttention 2 on Hopper, Q and K in int8 with scales for each thread, P V in e4m3; inference only.
 
-Its function for sm_90 is pinned (`sageattn` would choose by the card).  It subtracts the mean of K, quantises, and calls
-one kernel: the phases `quantise` and `kernel` are that call up to the kernel, and the kernel on what it was given.  The
-function swallows unknown arguments, so there is no mask but causal, and the scale is ``sm_scale``.  Lengths that are no
-multiple of 128 cost it a copy of V, head dims below 64 or between 64 and 128 copies of all three.  All kernels start on
-the default stream: they are never captured.
+Its function for sm_90 is pinned (`sageattn` would choose by the card).  It subtracts the mean of K, quantises, and
+calls one kernel.  The phase `quantise` is that call up to the kernel, the phase `kernel` the kernel with its arguments.
+The function ignores unknown arguments, so it has no mask except causal, and the scale is ``sm_scale``.  Lengths that
+are not a multiple of 128 cost it a copy of V, head dims below 64 or between 64 and 128 copies of all three.  All
+kernels run on the default stream, so they are never captured.
 
-No index has version 2; version 1 has the same package name, so one environment holds one of the two.
+Version 2 is on no index; version 1 has the same package name, so an environment can have only one of the two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KERNEL = "qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf"
 
 
 class Sage2(DenseBackend):
-    """Two-level accumulation, which is all that its sm_90 kernel has."""
+    """Two-level accumulation, the only mode of its sm_90 kernel."""
 
     name = "sage2"
     title = "SageAttention 2"
@@ -46,7 +46,7 @@ class Sage2(DenseBackend):
     limits = Limits(max_headdim=128, headdim_multiple=8, gqa=True, capability=(9, 0), capability_below=(10, 0))
 
     def budget(self, case: AttentionCase) -> Budget:
-        """Q and K in int8, P and V with 3 bits of mantissa.
+        """Budget for Q and K in int8, P and V with 3 bits of mantissa.
 
         Emulated against fp64 at 128 to 4096 rows: relative L1 0.033 to 0.040 on normal values and up to 0.047 on
         outliers, the largest error on normal values 0.58 of the output's root mean square, or 0.09 of a single value
@@ -55,14 +55,14 @@ class Sage2(DenseBackend):
         return Budget(relative=max(0.9, 0.15 * one_value(case)), rel_l1=0.05, head_rel_l1=0.06)
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `Backend`."""
+        """See `Backend.attend`."""
         function = importlib.import_module("sageattention.core").sageattn_qk_int8_pv_fp8_cuda_sm90
         causal, scale = Mask.of(case).causal, case.scale
         return lambda q, k, v: function(q, k, v, tensor_layout="NHD", is_causal=causal, sm_scale=scale)
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Tensors [B, S, H, D], which the library calls NHD."""
+        """Use tensors [B, S, H, D], which the library calls NHD."""
         kernels = importlib.import_module("sageattention.core").sm90_compile
         attend, kernel = self.attend(case, inputs.q.device), getattr(kernels, KERNEL)
         operands = Operands(case, inputs)

@@ -1,7 +1,7 @@
-"""``sdpa``: torch's scaled_dot_product_attention as users call it, torch choosing the kernel.
+"""``sdpa``: torch's scaled_dot_product_attention as users call it; torch chooses the kernel.
 
-The choice is asked for with the launch's own tensors and stands in its notes.  torch aligns
-``is_causal`` to the top left; for Sq ≠ Sk the documented way to the bottom right is a
+The choice is queried with the launch's own tensors and noted.  torch aligns
+``is_causal`` to the top left; for Sq ≠ Sk the documented way to align to the bottom right is a
 `causal_lower_right` bias on a GPU, and a mask tensor elsewhere and for windows.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Sdpa(DenseBackend):
-    """The kernel is torch's choice, and named."""
+    """The kernel is torch's choice, and noted."""
 
     name = "sdpa"
     title = "SDPA, torch's choice"
@@ -39,17 +39,17 @@ class Sdpa(DenseBackend):
     )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what the kernel torch will choose gets wrong.
+        """Refuse cases that the kernel chosen by torch computes wrongly.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
         """
-        # torch 2.11 on an H200 gives values of order 1, not 0, in rows whose mask hides every key.
+        # torch 2.11 on an H200 returns values of order 1, not 0, in rows whose mask hides every key.
         limits = self.limits if machine.device == "cpu" else replace(self.limits, empty_rows=False)
         limits.check(self.name, case, machine)
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `Backend`."""
+        """See `Backend.attend`."""
         return rows_first(self._call(case, device).attend())
 
     @staticmethod
@@ -61,7 +61,7 @@ class Sdpa(DenseBackend):
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D]; a mask, where one is needed, is made once."""
+        """Use tensors [B, H, S, D]; a mask, if needed, is made once."""
         operands = Operands(case, inputs, heads_first=True)
         call = self._call(case, operands.q.device)
         yield operands.launch(call.attend(), notes=(f"torch chose {choice(call, operands)}", *call.notes))

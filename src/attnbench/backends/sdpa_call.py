@@ -1,8 +1,8 @@
 """How scaled_dot_product_attention is called, and how one of its kernels is pinned.
 
-`torch.nn.attention.sdpa_kernel` sets a global for as long as it is open and costs 8 µs of host time
-a call; a session may leave no global set, so `pinned` flips the same four switches inside the call
-(about 1 µs) and puts them back.  What runs is what users run: F.scaled_dot_product_attention.
+`torch.nn.attention.sdpa_kernel` sets a global while it is open and costs 8 µs of host time per
+call.  A session may leave no global set, so `pinned` changes the same four switches inside the call
+(about 1 µs) and restores them.  The function called is the one users call: F.scaled_dot_product_attention.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SWITCHES = ("flash", "mem_efficient", "cudnn", "math")
-"""Kernels as torch.backends.cuda names their switches (which hold on the CPU too)."""
+"""Kernels, as torch.backends.cuda names their switches (which apply on the CPU too)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """The arguments beside q, k and v."""
+    """The arguments other than q, k and v."""
 
     gqa: bool
     bias: Any = None
-    "a bool mask [Sq, Sk], True where a key is seen, or a causal bias of torch's own; None for none"
+    "a bool mask [Sq, Sk], True where a key is visible, or torch's own causal bias; None for no mask"
     is_causal: bool = False
 
     @classmethod
     def of(cls, case: AttentionCase, mask: Mask, device: device) -> Call:
-        """The plainest call that computes `mask`: a flag where one says it, else a mask tensor."""
+        """Return the simplest call that computes `mask`: a flag if one suffices, else a mask tensor."""
         gqa = case.nheads != case.nheads_kv
         if mask.causal and mask.square:
             return cls(gqa=gqa, is_causal=True)
@@ -52,28 +52,28 @@ class Call:
 
     @classmethod
     def bottom_right(cls, case: AttentionCase, mask: Mask) -> Call:
-        """Causal with Sq ≠ Sk, as a bias that flash and efficient turn into their own flag."""
+        """For causal with Sq ≠ Sk, return a bias that flash and efficient turn into their own flag."""
         from torch.nn.attention.bias import causal_lower_right
 
         ((queries, keys),) = mask.sequences
         with warnings.catch_warnings():
-            # torch warns that rows without a key become NaN: the limits of an adapter decide on those.
+            # torch warns that rows without a key become NaN; an adapter's limits decide about them.
             warnings.simplefilter("ignore", UserWarning)
             return cls(gqa=case.nheads != case.nheads_kv, bias=causal_lower_right(queries, keys))
 
     @property
     def lower_right(self) -> bool:
-        """Whether the bias is torch's own causal one."""
+        """Whether the bias is torch's own causal bias."""
         return self.bias is not None and hasattr(self.bias, "variant")
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the record should know of this call."""
+        """What a reader of the record should know about this call."""
         masked = self.bias is not None and not self.lower_right
         return ("the mask is a tensor: hidden keys are computed and then dropped",) if masked else ()
 
     def attend(self) -> Attention:
-        """The call as a function of q, k and v, all [B, H, S, D]."""
+        """Return the call as a function of q, k and v, all [B, H, S, D]."""
         import torch
 
         return partial(
@@ -85,13 +85,13 @@ class Call:
 
 
 def choice(call: Call, operands: Operands) -> str:
-    """Name of the kernel torch will choose for these tensors, such as FLASH_ATTENTION."""
+    """Return the name of the kernel that torch will choose for these tensors, such as FLASH_ATTENTION."""
     import torch
     from torch.nn.attention import SDPBackend
 
     q, k, v = operands.q, operands.k, operands.v
     bias = call.bias
-    if call.lower_right:  # torch's bias tries these two before it becomes a tensor
+    if call.lower_right:  # torch tries these two before it turns the bias into a tensor
         for kernel in ("flash", "mem_efficient"):
             if _accepts(kernel, call, q, k, v):
                 return {"flash": "FLASH_ATTENTION", "mem_efficient": "EFFICIENT_ATTENTION"}[kernel]
@@ -101,11 +101,11 @@ def choice(call: Call, operands: Operands) -> str:
 
 
 def pinned(kernel: str, inner: Callable[P, R]) -> Callable[P, R]:
-    """Let only one kernel of torch take what `inner` calls; torch raises where that one cannot.
+    """Allow only one of torch's kernels in calls of `inner`; torch raises if that kernel cannot run.
 
     Args:
         kernel: one of `SWITCHES`.
-        inner: the call; the switches are as they were when it returns.
+        inner: the call; the switches are restored when it returns.
     """
     switches = [(read, write, name == kernel) for name, read, write in _switches()]
 
@@ -123,7 +123,7 @@ def pinned(kernel: str, inner: Callable[P, R]) -> Callable[P, R]:
 
 
 class PinnedSdpa(DenseBackend):
-    """A kernel of torch's own, and no other."""
+    """One kernel of torch's own, pinned."""
 
     install = "part of torch"
     kernel: ClassVar[str]
@@ -132,10 +132,10 @@ class PinnedSdpa(DenseBackend):
     "on a GPU the kernel itself can align its causal mask to the bottom right"
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
-        """As of `Backend`; torch is asked in the first call.
+        """See `Backend.attend`; the first call asks torch whether the kernel accepts its tensors.
 
         Raises:
-            Unsupported: in that call, where the kernel does not take its tensors; with torch's own reason.
+            Unsupported: raised by that call if the kernel does not accept its tensors; with torch's own reason.
         """
         call = self._call(case, device)
         run, asked = pinned(self.kernel, call.attend()), not self._asks(device)
@@ -160,7 +160,7 @@ class PinnedSdpa(DenseBackend):
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D]; torch is asked once, untimed, whether the kernel takes them.
+        """Use tensors [B, H, S, D]; torch is asked once, untimed, whether the kernel accepts them.
 
         Raises:
             Unsupported: it does not; with torch's own reason.
@@ -186,7 +186,7 @@ class PinnedSdpa(DenseBackend):
 
 
 def _accepts(kernel: str, call: Call, q: Tensor, k: Tensor, v: Tensor, reasons: list[str] | None = None) -> bool:
-    """Ask torch whether a fused kernel takes these tensors; its warnings are the reasons."""
+    """Ask torch whether a fused kernel accepts these tensors; its warnings are the reasons."""
     import torch
 
     cuda = torch.backends.cuda

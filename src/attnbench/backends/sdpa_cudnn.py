@@ -1,6 +1,6 @@
 """``sdpa-cudnn``: SDPA with the cuDNN kernel pinned.
 
-torch hands cuDNN a top-left causal flag only, so causal with Sq ≠ Sk is refused rather than turned
+torch gives cuDNN only a top-left causal flag, so causal with Sq ≠ Sk is refused rather than turned
 into a mask tensor of Sq × Sk.  The first call of a shape builds a plan.
 """
 
@@ -11,7 +11,7 @@ from attnbench.backends.sdpa_call import PinnedSdpa
 
 
 class SdpaCudnn(PinnedSdpa):
-    """Largest head dimension and grouped heads depend on card and cuDNN: torch is asked at the session."""
+    """Whether a head dimension or grouped heads are supported depends on card and cuDNN: the session asks torch."""
 
     name = "sdpa-cudnn"
     title = "SDPA cuDNN"

@@ -9,8 +9,8 @@ from attnbench.backends.sdpa_call import PinnedSdpa
 class SdpaEfficient(PinnedSdpa):
     """Causal with Sq < Sk is the kernel's own flag; a window is a mask tensor.
 
-    Whether grouped heads and a head dimension are taken depends on torch's version and the dtype's
-    alignment: torch is asked when the session opens.
+    Whether grouped heads and a head dimension are supported depends on torch's version and the dtype's
+    alignment: the session asks torch.
     """
 
     name = "sdpa-efficient"

@@ -1,7 +1,7 @@
 """``sdpa-flash``: SDPA with its flash kernel pinned.
 
-On a GPU this is the FlashAttention 2 that torch carries; on a CPU torch's own tiled kernel, which
-takes fp32 and mask tensors as well.
+On a GPU this is torch's copy of FlashAttention 2; on a CPU torch's own tiled kernel, which
+also supports fp32 and mask tensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SdpaFlash(PinnedSdpa):
     limits = Limits(max_headdim=256, gqa=True, bottom_right=True, empty_rows=True, backward=True, capability=(8, 0))
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what the kernel of this device does not take.
+        """Refuse cases that the kernel of this device does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.

@@ -1,7 +1,7 @@
-"""``sdpa-masked``: torch's scaled_dot_product_attention with the map as a dense mask: the honest slow baseline.
+"""``sdpa-masked``: torch's scaled_dot_product_attention with the map as a dense mask: the slow baseline.
 
-The mask has a byte for every pair of query and key.  On a GPU the kernel is pinned to the memory-efficient one, which
-takes masks; on a CPU torch's flash kernel takes them.
+The mask has a byte for every pair of query and key.  On a GPU the memory-efficient kernel is pinned, which supports
+masks; on a CPU torch's flash kernel does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SdpaMasked(SparseBackend):
-    """Computes every block and hides what the map leaves out."""
+    """Computes every block and masks those that the map omits."""
 
     name = "sdpa-masked"
     title = "PyTorch SDPA under a mask"
@@ -32,7 +32,7 @@ class SdpaMasked(SparseBackend):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D]; keys and values of a group are repeated in the call."""
+        """Use tensors [B, H, S, D]; keys and values of a group are repeated in the call."""
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -59,5 +59,5 @@ class SdpaMasked(SparseBackend):
 
 
 def case_flops(case: SparseCase) -> int:
-    """FLOPs of a kernel that computes every pair of a query and a key."""
+    """Return the FLOPs of a kernel that computes every pair of a query and a key."""
     return 4 * case.batch * case.nheads * case.seqlen * case.seqlen_k * case.headdim

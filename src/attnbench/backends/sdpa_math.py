@@ -1,7 +1,7 @@
 """``sdpa-math``: SDPA with torch's unfused path pinned.
 
-It composes plain operators and keeps the scores whole.  16-bit inputs are computed in 32 bits
-unless torch is told otherwise, so it is slower and more exact than `eager`.
+It composes plain operators and stores all scores.  torch computes 16-bit inputs in 32 bits
+by default, so it is slower and more accurate than `eager`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from attnbench.backends.sdpa_call import PinnedSdpa
 
 
 class SdpaMath(PinnedSdpa):
-    """The unfused path, with a mask tensor wherever `is_causal` does not say it."""
+    """The unfused path; uses a mask tensor unless `is_causal` suffices."""
 
     name = "sdpa-math"
     title = "SDPA math"

@@ -1,7 +1,7 @@
-"""What the adapters for a serving step share: which rows there are, and what they refuse.
+"""Base class of the adapters for a serving step: their configurations and common refusals.
 
-A configuration is none or words joined by +: ``no-cache`` answers the same requests without a cache, all of it
-computed; ``graph`` carries out the whole step as one CUDA graph, where the attention takes all lengths from the device.
+A configuration is empty or words joined by +: ``no-cache`` answers the same requests without a cache, computing
+everything; ``graph`` runs the whole step as one CUDA graph, if the attention reads all lengths on the device.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ NO_CACHE, GRAPH = "no-cache", "graph"
 
 
 class ServingBackend(Backend["ServingCase", "ServingInputs"]):
-    """An adapter for the workload `hstu-serving`; the attention inside the step is its own."""
+    """An adapter for the workload `hstu-serving`, with an attention of its own inside the step."""
 
     workload = "hstu-serving"
     variant = "logits"
     install = "part of torch"
     graphs: ClassVar[bool] = False
-    "whether the attention takes all lengths from the device, so that one CUDA graph serves other requests"
+    "whether the attention reads all lengths on the device, so that one CUDA graph serves other requests too"
 
     @property
     def cached(self) -> bool:
-        """Whether this row has a cache."""
+        """Whether this row uses a cache."""
         return self.config is None or bool(self.config.values.get("cache", True))
 
     @property
@@ -43,7 +43,7 @@ class ServingBackend(Backend["ServingCase", "ServingInputs"]):
         return self.config is not None and bool(self.config.values.get("graph", False))
 
     def check(self, case: ServingCase, machine: Machine) -> None:
-        """Refuse a cache where the model has none, and graphs where there are none.
+        """Refuse a cache for a model without one, and CUDA graphs where they do not exist.
 
         Raises:
             Unsupported: naming the model and the reason.
@@ -57,7 +57,7 @@ class ServingBackend(Backend["ServingCase", "ServingInputs"]):
             raise Unsupported(refusal(self.name, "model", case.model, RECENCY_REASON, f"{self.name}[{NO_CACHE}]"))
 
     def configs(self, case: ServingCase) -> Iterable[Config]:
-        """With a cache or without, launch by launch or as a CUDA graph."""
+        """Return the configurations: with or without cache, launch by launch or as a CUDA graph."""
         found = [Config(NO_CACHE, {"cache": False})]
         if self.graphs:
             found += [Config(GRAPH, {"graph": True}), Config(f"{NO_CACHE}+{GRAPH}", {"cache": False, "graph": True})]
@@ -65,11 +65,11 @@ class ServingBackend(Backend["ServingCase", "ServingInputs"]):
 
     @abstractmethod
     def attention(self, case: ServingCase) -> AbstractContextManager[str | AttentionMaker]:
-        """The attention of a step, as `HstuRanking` takes it, for as long as a session is open."""
+        """Return the attention of a step, in a form that `HstuRanking` accepts, while a session is open."""
 
     @contextmanager
     def session(self, case: ServingCase, inputs: ServingInputs) -> Iterator[Launch]:
-        """A cache of its own, filled by the step that came before."""
+        """Use a cache of its own, filled by the preceding step."""
         with self.attention(case) as attention:
             exact = not self.graphs
             yield ServingSession(case, inputs, attention, cached=self.cached, graph=self.graph, exact=exact).launch()

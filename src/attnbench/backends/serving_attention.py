@@ -1,4 +1,4 @@
-"""The attention of a ranking step by a backend of the workload `hstu`: a session for each shape, fed by copies."""
+"""The attention of a ranking step by a backend of the workload `hstu`: one session per shape, fed by copies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @contextmanager
 def gathered_attention(case: ServingCase, inner: Backend, *, graph: bool) -> Iterator[AttentionMaker]:
-    """Attention of all layers by sessions of a backend, which are opened as shapes come and closed with the block.
+    """Yield the attention of all layers by sessions of a backend, opened for each new shape, closed with the block.
 
     Args:
         case: of the step.
         inner: the backend.
-        graph: the steps are CUDA graphs, so each launch has to be capturable.
+        graph: the steps are CUDA graphs, so each launch must be capturable.
     """
     from attnbench.models.hstu_ranking.attention import Gathered
 
@@ -33,7 +33,7 @@ def gathered_attention(case: ServingCase, inner: Backend, *, graph: bool) -> Ite
         sessions = _Sessions(case, inner, closing, graph=graph)
 
         class Attention(Gathered):
-            """Gathers for another backend."""
+            """Gathers keys and values for another backend."""
 
             def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 keys, values = self.gathered(pool, k, v)
@@ -46,7 +46,7 @@ def gathered_attention(case: ServingCase, inner: Backend, *, graph: bool) -> Ite
 
 
 def hstu_case(case: ServingCase, cached: int, new: int, targets: int) -> Any:
-    """The attention of one layer as a case of the workload `hstu`: rows see `cached` keys before them."""
+    """Return the attention of one layer as a case of the workload `hstu`, with `cached` keys before the queries."""
     from attnbench.workloads.hstu.case import HstuCase
 
     config = case.config
@@ -71,10 +71,10 @@ class _Sessions:
         self.open: dict[tuple[int, int, int], tuple[Launch, Any]] = {}
 
     def attend(self, given: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of a layer.
+        """Compute the attention of a layer.
 
         Raises:
-            AttnbenchError: sequences of a step differ in what is cached or new.
+            AttnbenchError: sequences of a step differ in their cached or new tokens.
         """
         shapes = set(zip(given.cached, given.new, given.targets, strict=True))
         if len(shapes) != 1:

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class ServingEager(ServingBackend):
-    """What everything else is compared with."""
+    """The reference that all others are compared with."""
 
     name = "serving-eager"
     title = "Ranking step, attention in PyTorch"
     devices = ("cpu", "cuda")
 
     def attention(self, case: ServingCase) -> AbstractContextManager[str]:
-        """The plain one."""
+        """Return the plain attention."""
         return nullcontext("reference")

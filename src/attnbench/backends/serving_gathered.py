@@ -1,7 +1,7 @@
 """``serving-gathered[NAME]``: a ranking step with any dense HSTU backend, which reads no pages, over gathered copies.
 
-In every layer the cached keys and values are copied out of their pages beside the new ones, and the copies handed to
-the backend: both are part of the step's time.  Without a name the attention is that of `hstu-eager`.
+Every layer copies the cached keys and values out of their pages next to the new ones, and passes the copies to the
+backend; both are part of the step's time.  Without a name the attention is that of `hstu-eager`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ServingGathered(ServingBackend):
 
     @property
     def inner(self) -> Backend:
-        """Whose attention it is."""
+        """The backend whose attention is used."""
         return all_backends()[self.config.values["attention"] if self.config else DEFAULT]
 
     def configs(self, case: ServingCase) -> Iterable[Config]:
-        """Every dense backend for HSTU, with a cache and without, launch by launch or as a graph of just these lengths."""
+        """Every dense HSTU backend, with or without cache, launch by launch or as a CUDA graph of fixed lengths."""
         names = [name for name, one in all_backends().items() if (one.workload, one.variant) == ("hstu", "hstu")]
         ways = {
             "": {"cache": True},
@@ -50,7 +50,7 @@ class ServingGathered(ServingBackend):
         return [Config(f"{name}{way}", {"attention": name, **values}) for name in names for way, values in ways.items()]
 
     def probe(self) -> None:
-        """Ask for the backend's library.
+        """Check that the backend's library is installed.
 
         Raises:
             Unavailable: it is not installed.
@@ -58,11 +58,11 @@ class ServingGathered(ServingBackend):
         self.inner.probe()
 
     def version(self) -> str | None:
-        """Of the backend's library."""
+        """Version of the backend's library."""
         return self.inner.version()
 
     def check(self, case: ServingCase, machine: Machine) -> None:
-        """Refuse what the backend does not take.
+        """Refuse cases that the backend does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -73,14 +73,14 @@ class ServingGathered(ServingBackend):
         self.inner.check(self._problem(case), machine)
 
     def budget(self, case: ServingCase) -> Budget:
-        """That of the backend for a layer's attention."""
+        """Return the backend's budget for a layer's attention."""
         return self.inner.budget(self._problem(case))
 
     def _problem(self, case: ServingCase) -> Any:
-        last = case.steps[-1][0]  # of a series that grows the longest
+        last = case.steps[-1][0]  # the longest of a growing series
         found = case.found_of(last) if self.cached else 0
         return hstu_case(case, found, case.history_of(last) - found, case.num_candidates)
 
     def attention(self, case: ServingCase) -> AbstractContextManager[AttentionMaker]:
-        """Sessions of the backend, opened as shapes come."""
+        """Return sessions of the backend, opened for each new shape."""
         return gathered_attention(case, self.inner, graph=self.graph)

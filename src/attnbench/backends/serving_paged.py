@@ -1,4 +1,4 @@
-"""``serving-paged``: a ranking step whose attention is our kernel that reads pages and new tokens in one launch."""
+"""``serving-paged``: a ranking step with our attention kernel, which reads pages and new tokens in one launch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ServingPaged(ServingBackend):
     graphs = True
 
     def probe(self) -> None:
-        """Ask for Triton, which torch for a GPU brings.
+        """Check that Triton is installed; GPU builds of torch include it.
 
         Raises:
             Unavailable: it is not installed.
@@ -34,7 +34,7 @@ class ServingPaged(ServingBackend):
         require_triton(self)
 
     def check(self, case: ServingCase, machine: Machine) -> None:
-        """Refuse what the kernel does not take.
+        """Refuse cases that the kernel does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -44,5 +44,5 @@ class ServingPaged(ServingBackend):
             raise Unsupported(refusal(self.name, "dim", case.config.dim, "is not supported", f"at most {LARGEST_DIM}"))
 
     def attention(self, case: ServingCase) -> AbstractContextManager[str]:
-        """The kernel's."""
+        """Return the kernel's attention."""
         return nullcontext("paged")

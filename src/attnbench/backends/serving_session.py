@@ -1,6 +1,6 @@
-"""A serving step, or a series of them, as a session: the model, a cache that is brought back before each sample, phases.
+"""A serving step, or a series, as a session: the model, a cache that is restored before each sample, and phases.
 
-Steps are carried out launch by launch, or each as one CUDA graph.
+Steps run launch by launch, or each as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 MIB = 2**20
 SETS = 2
-"Sets of requests that there is room for: the two that a launch is checked with."
+"Sets of requests that fit at the same time: the two with which a launch is checked."
 REPEATS = 6
-"Series after which one must find what the one before has found; two or three do."
+"Repetitions of a series after which cache hits must have become stable; two or three are enough."
 
 
 class ServingSession:
-    """A model that serves one batch again and again, its cache as the case says before each step."""
+    """A model that serves one batch repeatedly, with the cache in the case's state before each step."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class ServingSession:
         exact: bool = False,
         capture: bool | None = None,
     ) -> None:
-        """A session.
+        """Create a session.
 
         Args:
             case: the problem.
             inputs: model and requests.
             attention: of the steps.
             cached: whether there is a cache.
-            graph: whether a step runs from the fixed buffers of a graph.
-            exact: whether a graph serves steps of the same lengths alone.
-            capture: whether it is captured; None: on a card.
+            graph: whether a step uses the fixed buffers of a CUDA graph.
+            exact: whether a graph serves only steps of the same lengths.
+            capture: whether to capture it; None: on a GPU.
         """
         self.case, self.model, self.attention = case, inputs.model, attention
         self.graph, self.exact, self.capture = graph, exact, capture
@@ -71,16 +71,16 @@ class ServingSession:
                 self.found = [[case.found_of(visit) for visit in step] for step in case.steps]
         self.graphs = self._new_graphs()
         self.pools: dict[tuple[int, ...], tuple[Any, Any]] = {}
-        "of a series: cache and graphs of each set of users"
+        "for a series: cache and graphs of each set of users"
         self.mark: Mark = nullcontext
         self.outs: list[Tensor] = []
         self.evicted = 0
-        "users, by a series"
+        "number of users, by a series"
         self.parts: _Parts | None = None
         self.load(inputs)
 
     def _chosen(self) -> bool:
-        """What the cache will decide for the step of the case."""
+        """Return what the cache will decide for the step of the case."""
         from attnbench.models.paged_cache import Ahead
 
         case = self.case
@@ -88,7 +88,7 @@ class ServingSession:
         return self.choice is not None and self.choice([Ahead(0, case.found, rows)] * case.batch)
 
     def _measured(self) -> HostHits:
-        """What reloading and computing again take, measured in the way that steps are carried out."""
+        """Measure reloading and recomputing, in the way that steps are run."""
         from attnbench.models.hstu_ranking.host_hits import HostHits
 
         def score(requests: Sequence[Request]) -> Tensor:
@@ -112,7 +112,7 @@ class ServingSession:
         return StepGraphs(self.model, cache=self.cache, **how)
 
     def load(self, inputs: ServingInputs) -> None:
-        """Take other requests; what a step is to find of them is computed once, with this row's own attention."""
+        """Load other requests; tokens that a step should find cached are computed once, with this row's attention."""
         self.steps, self.parts = inputs.steps(), None
         self.users = list(inputs.users)
         if self.cache is None:
@@ -127,7 +127,7 @@ class ServingSession:
         self.prove()
 
     def _take_pool(self, users: tuple[int, ...]) -> None:
-        """Take the pool of these users, each set of whom has one; to fill it again is to compute."""
+        """Select the pool of these users, filling it if it is new; each set of users has its own."""
         if users in self.pools:
             self.cache, self.graphs = self.pools[users]
             self.reset()
@@ -141,10 +141,10 @@ class ServingSession:
         self._repeat()
 
     def _repeat(self) -> None:
-        """Carry the series out until it finds in the pool what it found the time before.
+        """Repeat the series until its cache hits equal those of the previous repetition.
 
         Raises:
-            AttnbenchError: it never does.
+            AttnbenchError: they never do.
         """
         for _ in range(REPEATS):
             counts = self.cache.counts
@@ -158,17 +158,17 @@ class ServingSession:
         raise AttnbenchError(refusal(self.case.id, "found", self.found, "was not found the time before", str(before)))
 
     def reset(self) -> None:
-        """Bring the cache to where the case has it: only bookkeeping, and where it must be a wait for transfers."""
+        """Restore the cache to the state of the case: bookkeeping only, plus waiting for transfers if necessary."""
         for user in self.users:
             self.cache.truncate(user, self.case.found)
             if self.case.cache == "host-hit":
                 self.cache.evict(user)
 
     def prove(self) -> None:
-        """See that the cache is as the case says.
+        """Verify that the cache is in the state of the case.
 
         Raises:
-            AttnbenchError: another number of tokens is cached, or elsewhere.
+            AttnbenchError: another number of tokens is cached, or in other places.
         """
         found = self.case.found
         wanted = (0, found) if self.case.cache == "host-hit" else (found, 0)
@@ -185,18 +185,18 @@ class ServingSession:
                 )
 
     def forward(self) -> None:
-        """All steps: everything from the requests to the logits."""
+        """Run all steps: everything from the requests to the logits."""
         self.outs = []
         for requests, wanted in zip(self.steps, self.found, strict=True):
             out, _ = self.step(requests, wanted)
-            # The next step, as a graph, writes its logits to the same place.
+            # The next step of a CUDA graph writes its logits to the same memory.
             self.outs.append(out.clone() if self.graphs is not None and len(self.steps) > 1 else out)
 
     def step(self, requests: Sequence[Request], wanted: Sequence[int] | None = None) -> tuple[Tensor, Sequence[int]]:
-        """Logits of one step, and the tokens of each history that it found cached.
+        """Run one step; return its logits, and the number of tokens of each history that it found cached.
 
         Raises:
-            AttnbenchError: it found others than it was to find.
+            AttnbenchError: the numbers are not those expected.
         """
         from attnbench.models.hstu_ranking.model import PREPROCESSING
 
@@ -226,21 +226,21 @@ class ServingSession:
                 return self.graphs.run(requests, histories, step), step.cached
 
     def wait(self) -> None:
-        """Wait until the device has done all that was launched."""
+        """Wait until the device has finished all launches."""
         import torch
 
         if self.model.device.type == "cuda":
             torch.cuda.synchronize(self.model.device)
 
     def marked(self, mark: Mark) -> None:
-        """Mark the parts of later steps by a profiler's ranges."""
+        """Mark the parts of later steps with a profiler's ranges."""
         self.mark = mark
 
     def outputs(self) -> Mapping[str, Tensor]:
-        """Logits of the last call, step after step.
+        """Return the logits of the last call, step after step.
 
         Raises:
-            WorkerError: there was none.
+            WorkerError: there was no call.
         """
         import torch
 
@@ -249,7 +249,7 @@ class ServingSession:
         return {"out": self.outs[0] if len(self.outs) == 1 else torch.cat(self.outs)}
 
     def launch(self) -> Launch:
-        """What the harness calls."""
+        """Return the launch for the harness."""
         from attnbench.workloads.hstu_serving.work import work
 
         whole = work(self.case).flops
@@ -267,7 +267,7 @@ class ServingSession:
         )
 
     def notes(self) -> tuple[str, ...]:
-        """The model in words, what was chosen, and what a series is."""
+        """Describe the model, what was chosen, and the series."""
         case, notes = self.case, [self.size()]
         if self.choice is not None:
             chosen = "reload" if any(map(any, self.found)) else "recompute"
@@ -279,7 +279,7 @@ class ServingSession:
         return tuple(notes)
 
     def size(self) -> str:
-        """The model in words."""
+        """Describe the size of the model."""
         config = self.case.config
         words = (
             f"model {config.name}: {config.layers} layers, hidden {config.hidden}, {config.heads} heads of "
@@ -288,7 +288,7 @@ class ServingSession:
         return f"{words}; `bench` cut down for a CPU" if config.name == "small" else words
 
     def counters(self) -> dict[str, float]:
-        """What the steps serve, find and hold."""
+        """Return how many requests and tokens the steps serve, find cached and hold."""
         case, on_host = self.case, self.case.cache == "host-hit"
         requests = sum(map(len, case.steps))
         held = sum(map(sum, self.found))
@@ -309,9 +309,9 @@ class ServingSession:
     # ── phases ─────────────────────────────────────────────────────────────────────────────────────
 
     def phases(self) -> Mapping[str, Callable[[], Any] | InPlace]:
-        """Parts of a step, in order; projection, append, attention and output are of one layer.
+        """Return the parts of a step, in order; projection, append, attention and output are those of one layer.
 
-        Of a series in which histories grow its steps, of another series none.
+        For a series of growing histories these are its steps; other series have none.
         """
         if self.case.cache in SERIES:
             return StepTimes(self).phases() if self.case.cache == GROWTH else {}
@@ -334,14 +334,14 @@ class ServingSession:
 
     @property
     def part(self) -> _Parts:
-        """What phases work on: made with the first of them for these requests."""
+        """Return what the phases work on, created with the first phase for these requests."""
         if self.parts is None:
             self.parts = _Parts(self)
         return self.parts
 
 
 class _Parts:
-    """A step taken apart: each part can be called again, and leaves the cache as it finds it."""
+    """The parts of a step: each can be called repeatedly, and leaves the cache unchanged."""
 
     def __init__(self, session: ServingSession) -> None:
         self.session, self.model, self.cache = session, session.model, session.cache
@@ -352,7 +352,7 @@ class _Parts:
             self.step = self.model.uncached(self.requests, self.histories)
         else:
             self.step = self.cache.allocate(session.users, self.histories, self.targets, self.lookup())
-            # Its pages go back to where the next step of these users takes them from: nobody else takes any.
+            # Its pages return to where the next step of these users allocates; no other step allocates meanwhile.
             self.cache.abort(self.step)
         self.prepared: Prepared = self.strip()
         captures = session.graphs is not None and session.graphs.capture
@@ -363,15 +363,15 @@ class _Parts:
         self.u, *self.qkv = self.projection()
         self.append()
         self.attended = [_copied(x) for x in self.qkv] if self.prepared.appends_silu else self.qkv
-        "of an append that changes queries, keys and values, every time that it is called, what they were after once"
+        "after an append that changes queries, keys and values on every call, copies from its first call"
         self.a = self.attend()
         if captures:
             self._capture()
 
     def _capture(self) -> None:
-        """Make graphs of the device's parts: launched one by one, the host would be late for them.
+        """Capture CUDA graphs of the device's parts: with separate launches the host would be late.
 
-        The tensors that parts hand on stay those they were captured with.
+        Tensors passed between parts stay those that were captured.
         """
         from attnbench.models.hstu_ranking.graphs import captured
 
@@ -420,7 +420,7 @@ class _Parts:
 
 
 def _copied(x: Tensor) -> Tensor:
-    """A tensor of the same strides."""
+    """Copy a tensor with its strides."""
     import torch
 
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)

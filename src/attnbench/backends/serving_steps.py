@@ -1,7 +1,7 @@
 """Times of the single steps of a series, each from its requests to its logits in the device's memory.
 
-All are taken in one call of the series, in which the host waits for the device after each step: no step is hidden
-behind another, as in benchmarks that print a line a step.
+All are measured in one call of the series, in which the host waits for the device after each step: steps do not
+overlap, as in benchmarks that print one line per step.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 
 
 class StepTimes:
-    """Phases that are steps: whoever asks for all of them carries the series out once."""
+    """Phases that are steps: reading all of them runs the series once."""
 
     def __init__(self, session: ServingSession) -> None:
-        """None yet."""
+        """Start without times."""
         self.session = session
         self.ms: list[float] = []
         self.unread: set[int] = set()
-        "steps of the last series whose time nobody has asked for"
+        "steps of the last series whose time has not been read"
 
     def phases(self) -> dict[str, InPlace]:
-        """By the tokens that a user's step finds cached, whether there is a cache or not."""
+        """Return phases named by the number of tokens that a user's step finds cached, with or without cache."""
         case = self.session.case
         names = (CACHED_STEP.format(case.found_of(step[0])) for step in case.steps)
         return {name: InPlace(partial(self.call, at), partial(self.step_ms, at)) for at, name in enumerate(names)}
 
     def call(self, number: int) -> None:
-        """See that there is a time of a step that was not asked for: carry the series out, if there is none."""
+        """Ensure that there is an unread time of a step; run the series if there is none."""
         if number not in self.unread:
             self.take()
         self.unread.discard(number)
 
     def step_ms(self, number: int) -> float:
-        """Milliseconds of a step in the last series."""
+        """Return the time of a step in the last series, ms."""
         return self.ms[number]
 
     def take(self) -> None:
-        """Carry the series out, a step at a time."""
+        """Run the series, one step at a time."""
         session = self.session
         self.ms = []
         for requests, wanted in zip(session.steps, session.found, strict=True):

@@ -6,7 +6,7 @@ from attnbench.backends.sparge_call import SpargeBackend
 
 
 class Sparge(SpargeBackend):
-    """P V in fp16: kernels of Ampere's class on every card."""
+    """P V in fp16: kernels of the Ampere generation on every card."""
 
     name = "sparge"
     default = "sim0.6-cdf0.98-pv50"

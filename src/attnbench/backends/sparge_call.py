@@ -1,12 +1,12 @@
-"""What the two functions of SpargeAttn share; it predicts which blocks matter, and is for inference only.
+"""Base class of SpargeAttn's two functions; the library predicts which blocks matter, and is for inference only.
 
-A configuration ``sim0-cdf0.7-pv50`` predicts with those thresholds: `simthreshd1` of the similarity gate, `cdfthreshd`
-of the share of softmax mass, `pvthreshd` of the skipped products P V.  ``topk0.5`` is the entry point that the library
-recommends, for a share of the blocks; its gate is -0.1 if no other is named.  **On random data the defaults (sim 0.6,
-cdf 0.98) skip nothing**: no block is similar to itself, so every row is dense.
+A configuration ``sim0-cdf0.7-pv50`` sets the thresholds of the prediction: `simthreshd1` of the similarity gate,
+`cdfthreshd` of the share of softmax mass, `pvthreshd` of the skipped products P V.  ``topk0.5`` is the entry point that
+the library recommends, for a share of the blocks; its gate is -0.1 unless another is given.  **On random data the
+defaults (sim 0.6, cdf 0.98) skip nothing**: no block is similar to itself, so every row is dense.
 
-The map that a prediction used is the library's: during the call a wrapper around its function for the prediction keeps
-its result.  All kernels start on the default stream: they are never captured.
+The predicted map is internal to the library: during the call a wrapper around its prediction function keeps
+the result.  All kernels run on the default stream, so they are never captured.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SWEEP = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 
 
 class SpargeBackend(SparseBackend):
-    """A backend of one of its functions."""
+    """A backend of one of the library's functions."""
 
     install = (
         "git clone https://github.com/thu-ml/SpargeAttn.git && cd SpargeAttn && pip install einops ninja && "
@@ -54,15 +54,15 @@ class SpargeBackend(SparseBackend):
     limits = SparseLimits(headdims=(64, 128), causal=True, capability=(8, 0), capability_below=(10, 0))
 
     def configs(self, case: SparseCase) -> Iterable[Config]:
-        """The library's defaults, and the seed's sweep."""
+        """Return the library's defaults, and the sweep of the seed document."""
         thresholds = (0.6, 0.98), *((0, cdf) for cdf in SWEEP)
         return [self.config_of(f"sim{sim:g}-cdf{cdf:g}-pv50", case) for sim, cdf in thresholds]
 
     def config_of(self, short: str, case: SparseCase) -> Config:
-        """Any thresholds.
+        """Accept any thresholds.
 
         Raises:
-            UsageError: they cannot be read or are out of range.
+            UsageError: they cannot be parsed or are out of range.
         """
         match = FORM.fullmatch(f"sim-0.1-{short}-pv50" if short.startswith("topk") else short)
         if match:
@@ -73,7 +73,7 @@ class SpargeBackend(SparseBackend):
         return Config(short, values)
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse what the library cannot take.
+        """Refuse cases that the library does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -90,11 +90,11 @@ class SpargeBackend(SparseBackend):
         )
 
     def own_block(self, machine: Machine) -> tuple[int, int]:
-        """Queries and keys of the library's blocks on a card."""
+        """Return the number of queries and keys of the library's blocks on a card."""
         return 128, 64
 
     def budget(self, case: SparseCase) -> Budget:
-        """Queries and keys in int8 with a scale for each block, P V in fp16.
+        """Budget for queries and keys in int8 with a scale per block, P V in fp16.
 
         Emulated against fp64 at 4096 rows the relative L1 is 0.013 on normal values and 0.054 on outliers.
         """
@@ -102,19 +102,19 @@ class SpargeBackend(SparseBackend):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D], which the library calls HND."""
+        """Use tensors [B, H, S, D], which the library calls HND."""
         core = importlib.import_module("spas_sage_attn.core")
         yield self.predicting(case, inputs, core)
 
     def predicting(self, case: SparseCase, inputs: SparseInputs, core: Any) -> Launch:
-        """A launch that predicts its map in every call, by the library's module `core`."""
+        """Return a launch that predicts its map in every call, with the library's module `core`."""
         given = dict(self.config.values) if self.config else dict(DEFAULTS)
         native = self.own_block(machine_of(inputs))
         made: dict[str, Tensor] = {}
         function, rule = getattr(core, self.functions["topk" in given]), getattr(core, PREDICTS)
 
         def predict(*arguments: Any, **options: Any) -> Any:
-            """The library's own; keeps its lists of blocks: the steps from one to the next, and counts."""
+            """Call the library's function; keep its lists of blocks: differences of indices, and counts."""
             found = rule(*arguments, **options)
             made["deltas"], made["counts"] = found[0], found[1]
             return found
@@ -135,7 +135,7 @@ class SpargeBackend(SparseBackend):
 
 
 def machine_of(inputs: SparseInputs) -> Machine:
-    """The card of a session's inputs."""
+    """Return the machine of a session's inputs."""
     import torch
 
     if not inputs.q.is_cuda:

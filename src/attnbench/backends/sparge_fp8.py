@@ -1,7 +1,7 @@
-"""``sparge-fp8``: SpargeAttn with P V in e4m3, over the map it is given (`block_sparse_sage2_attn_cuda`) or a predicted one.
+"""``sparge-fp8``: SpargeAttn with P V in e4m3, over a given (`block_sparse_sage2_attn_cuda`) or predicted map.
 
-Its kernels hide whole blocks under a causal mask (all of this path are started without a mask): queries on the diagonal
-see later keys of their block.  So causal is refused.
+With a causal mask its kernels hide only whole blocks (on this path all are launched without a mask): queries on the
+diagonal see later keys of their block.  So causal is refused.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class SpargeFp8(SpargeBackend):
         self.variant = "chosen" if config else "given"  # type: ignore[misc]  # with thresholds it predicts
 
     def own_block(self, machine: Machine) -> tuple[int, int]:
-        """On Hopper another than elsewhere."""
+        """Return the block size, which differs on Hopper."""
         return (64, 128) if machine.capability and machine.capability[0] == 9 else (128, 64)
 
     def budget(self, case: SparseCase) -> Budget:
-        """P and V in e4m3 besides: emulated 0.040 on normal values and on outliers."""
+        """Also P and V in e4m3: emulated 0.040 on normal values and on outliers."""
         return Budget(relative=0.5, rel_l1=0.065, head_rel_l1=0.08)
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse a causal mask, which hides whole blocks only, and a given map that the card's blocks cannot say.
+        """Refuse a causal mask, which hides only whole blocks, and a given map that the card's blocks cannot represent.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -61,7 +61,7 @@ class SpargeFp8(SpargeBackend):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """The given map, or a predicted one."""
+        """Use the given map, or a predicted one."""
         core = importlib.import_module("spas_sage_attn.core")
         if self.config:
             yield self.predicting(case, inputs, core)

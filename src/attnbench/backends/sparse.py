@@ -1,9 +1,9 @@
-"""What every adapter for block-sparse attention shares: its limits, said as data, and the map in its own blocks.
+"""Base class of every adapter for block-sparse attention: limits as data, and the map in the library's blocks.
 
-There is one map, in the blocks of the case.  A library whose blocks differ takes it if it can be said in them exactly:
-larger blocks are cut into smaller ones; smaller ones are joined where the map keeps all or none of each union.  Else
-the library is skipped with that reason, or, with ``--widen``, computes every block of its own that holds a kept one:
-then the map it used is an output, and it is held against that map (variant `chosen`).
+There is one map, in the blocks of the case.  A library with other block sizes uses it if they can represent it exactly:
+larger blocks are split into smaller ones; smaller ones are merged if the map keeps all or none of each union.
+Otherwise the library is skipped with that reason, or, with ``--widen``, computes every block of its own that contains
+a kept one: the map used is then an output, and the result is compared with that map (variant `chosen`).
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ if TYPE_CHECKING:
     from attnbench.workloads.sparse.inputs import SparseInputs
 
 MAP = "block_map"
-"Name of the output that a launch's own map is."
+"Name of the output that is a launch's own map."
 HALF_DTYPES = ("fp16", "bf16")
 ALL_DTYPES = ACCEPTED_DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseLimits:
-    """What a library takes; the defaults refuse whatever an adapter does not name."""
+    """Limits of a library; the defaults refuse whatever an adapter does not name."""
 
     dtypes: tuple[str, ...] = HALF_DTYPES
     headdims: tuple[int, ...] = ()
-    "the only head dimensions; () leaves it to the next"
+    "the only head dimensions supported; (): as given by the next field"
     max_headdim: int | None = None
     blocks: tuple[str, ...] = BLOCKS
-    "queries x keys of the blocks of its maps, those it prefers first"
+    "queries x keys of the blocks of its maps, in order of preference"
     gqa: bool = False
     causal: bool = False
     bottom_right: bool = False
     "causal with Sq ≠ Sk is aligned to the bottom right"
     equal_counts: bool = False
-    "wants the same number of blocks in every row"
+    "needs the same number of blocks in every row"
     empty_rows: bool = False
-    "queries that see no key give 0"
+    "outputs of queries that see no key are 0"
     whole_blocks: bool = False
-    "wants lengths that are multiples of the block"
+    "needs lengths that are multiples of the block"
     batch: int | None = None
-    "most sequences of a call"
+    "most sequences in a call"
     capability: tuple[int, int] | None = None
-    "least compute capability"
+    "lowest compute capability"
     capability_below: tuple[int, int] | None = None
-    "first compute capability that is too new"
+    "first compute capability that is not supported"
 
     def check(self, who: str, case: SparseCase, machine: Machine) -> None:
-        """Refuse what is not within the limits.
+        """Refuse a case beyond the limits.
 
         Raises:
-            Unsupported: naming the first field that does not fit.
+            Unsupported: naming the first field beyond its limit.
         """
         card = card_checks(machine, self.capability, self.capability_below)
         require(who, *self._shape(case), *card, *self._map(case))
@@ -164,27 +164,27 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
     variant = "given"
     limits: ClassVar[SparseLimits]
     heads_first: ClassVar[bool] = True
-    "the library takes [B, H, S, D]"
+    "the library uses [B, H, S, D]"
     follows: ClassVar[bool] = True
-    "its format is made on the device, so that a call can follow a predictor: name[cdf0.98], name[own+cdf0.98]"
+    "its map format is made on the device, so that a call can follow a predictor: name[cdf0.98], name[own+cdf0.98]"
 
     @property
     def predictor(self) -> Predictor | None:
-        """What says the map inside the call; None where the map is given."""
+        """The predictor of the map inside the call; None if the map is given."""
         last = self.config.short.rpartition("+")[2] if self.config and self.follows else ""
         return Predictor.read(self.name, last) if FORM.fullmatch(last) else None
 
     @property
     def own(self) -> str:
-        """The configuration of the library's own; empty for its default."""
+        """The library's own configuration; empty for its default."""
         short = self.config.short if self.config else ""
         return short.rpartition("+")[0] if self.predictor else short
 
     def config_of(self, short: str, case: SparseCase) -> Config:
-        """A configuration of the library's own, of a predictor, or both with a + between.
+        """Return the library's own configuration, a predictor, or both joined by +.
 
         Raises:
-            UsageError: it cannot be read.
+            UsageError: it cannot be parsed.
         """
         own, _, last = short.rpartition("+")
         predicts = self.follows and not short.startswith("+") and (NAMES.match(last) or not any(self.configs(case)))
@@ -195,7 +195,7 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         return Config(short, {**values, "predictor": last})
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse what the library cannot take.
+        """Refuse cases that the library does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -204,7 +204,7 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         self.limits.check(self.name, case, machine)
 
     def variant_of(self, case: SparseCase) -> str:
-        """`given`, unless the map is predicted or rounded up: then the map used is an output."""
+        """Return `given`, unless the map is predicted or rounded up: then the map used is an output."""
         return "chosen" if self.predictor or self.rounds_up(case) else self.variant
 
     def rounds_up(self, case: SparseCase) -> bool:
@@ -212,7 +212,7 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         return case.widen and not is_exact(case, native_block(case, self.limits.blocks))
 
     def native_map(self, case: SparseCase, inputs: SparseInputs) -> tuple[Tensor, tuple[int, int]]:
-        """The map in the library's own blocks, on the device, and what those are."""
+        """Return the map in the library's own blocks, on the device, and their size."""
         native = native_block(case, self.limits.blocks)
         return resized(inputs.block_map, case, case.block_shape, native), native
 
@@ -227,16 +227,16 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         multiple: tuple[int, int] = (1, 1),
         **options: Any,
     ) -> Launch:
-        """Wrap `fn`, which computes the map in the session's layout.
+        """Wrap `fn`, which computes attention with the map in the session's layout.
 
         Args:
             case: the problem.
             inputs: of the session.
-            fn: ``fn(q, k, v) -> out`` with what `convert` made last.
-            convert: turns a map in the library's blocks into its format: done at set-up, and the phase `convert`;
+            fn: ``fn(q, k, v) -> out``, using the last result of `convert`.
+            convert: turns a map in the library's blocks into its format: called at set-up, and as the phase `convert`;
                 with a predictor, part of the call.
             notes: for the record.
-            multiple: of what queries and keys are padded to with zeros, outside the call.
+            multiple: queries and keys are padded with zeros to multiples of these, outside the call.
             options: further fields of `Launch`.
         """
         operands = SparseOperands(case, inputs, heads_first=self.heads_first, multiple=multiple)
@@ -267,7 +267,7 @@ class SparseBackend(Backend[SparseCase, "SparseInputs"]):
         notes: tuple[str, ...],
         **options: Any,
     ) -> Launch:
-        """A launch that predicts, converts and attends."""
+        """Return a launch that predicts, converts and computes attention."""
         native = native_block(case, self.limits.blocks)
         made: dict[str, Tensor] = {}
         rule = predictor.on(case, operands.q.device)
@@ -303,28 +303,28 @@ class Following(Preparing):
         prepare: Callable[[Tensor, Tensor, Tensor, Tensor], Any],
         attend: Callable[[Tensor, Tensor, Tensor, Any], Tensor],
     ) -> None:
-        """Follow a predictor.
+        """Combine a predictor with a kernel.
 
         Args:
             predict: ``blocks = predict(q, k)``, bool [B, H, rows, columns] of q and k [B, H, S, D].
-            prepare: ``made = prepare(blocks, q, k, v)``, of which the kernel reads the map, of q, k and v [B, S, H, D].
+            prepare: ``made = prepare(blocks, q, k, v)``: the map in the kernel's format, from q, k and v [B, S, H, D].
             attend: ``out = attend(q, k, v, made)``.
         """
         self.predict, self.prepare, self.attend = predict, prepare, attend
         self.blocks: Tensor | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As of `Backend.attend`."""
+        """See `Backend.attend`."""
         with self.preparing():
             self.blocks = self.predict(q.transpose(1, 2), k.transpose(1, 2))
             made = self.prepare(self.blocks, q, k, v)
         return self.attend(q, k, v, made)
 
     def chosen(self) -> Tensor:
-        """The map of the last call, bool [B, H, rows, columns].
+        """Return the map of the last call, bool [B, H, rows, columns].
 
         Raises:
-            WorkerError: there was none.
+            WorkerError: there was no call.
         """
         if self.blocks is None:
             raise WorkerError("attention: its block map was asked for before a call")
@@ -332,9 +332,9 @@ class Following(Preparing):
 
 
 class SparseOperands(Operands):
-    """q, k and v of one session, [B, H, S, D] or [B, S, H, D]; the map is the case's and stays.
+    """q, k and v of one session, [B, H, S, D] or [B, S, H, D]; the map is the case's and does not change.
 
-    With a `multiple` of (queries, keys) they are padded with zeros up to it, and the output is cut.
+    With a `multiple` of (queries, keys) they are padded with zeros to it, and the output is trimmed.
     """
 
     def __init__(
@@ -362,7 +362,7 @@ class SparseOperands(Operands):
 
 
 def native_block(case: SparseCase, blocks: tuple[str, ...]) -> tuple[int, int]:
-    """The blocks of a library in which a case's map is said: its own, the largest that it is cut into, or a union."""
+    """Return the library's blocks for a case's map: its own, the largest into which it can be split, or a union."""
     shapes = [(int(rows), int(columns)) for rows, _, columns in (text.partition("x") for text in blocks)]
     wanted = case.block_shape
     if wanted in shapes:
@@ -376,13 +376,13 @@ def native_block(case: SparseCase, blocks: tuple[str, ...]) -> tuple[int, int]:
 
 
 def resized(blocks: Tensor, case: SparseCase, of: tuple[int, int], to: tuple[int, int]) -> Tensor:
-    """A map in other blocks: those that overlap a kept one.
+    """Convert a map to other blocks, keeping those that overlap a kept one.
 
     Args:
         blocks: bool [B, H, rows, columns] in blocks of `of`.
         case: the problem, for its lengths.
-        of: queries and keys of its blocks; powers of two.
-        to: of the result's.
+        of: queries and keys of the map's blocks; powers of two.
+        to: of the result's blocks.
     """
     import torch
 
@@ -398,7 +398,7 @@ def resized(blocks: Tensor, case: SparseCase, of: tuple[int, int], to: tuple[int
 
 
 def is_exact(case: SparseCase, native: tuple[int, int]) -> bool:
-    """Whether the map can be said in these blocks without keeping more."""
+    """Return whether these blocks can represent the map without keeping more."""
     import torch
 
     if native == case.block_shape:
@@ -409,7 +409,7 @@ def is_exact(case: SparseCase, native: tuple[int, int]) -> bool:
 
 
 def rows_equal(case: SparseCase, native: tuple[int, int]) -> bool:
-    """Whether every row of the map has the same number of blocks."""
+    """Return whether every row of the map has the same number of blocks."""
     import torch
 
     counts = resized(torch.from_numpy(block_map(case).copy()), case, case.block_shape, native).sum(-1)
@@ -417,14 +417,14 @@ def rows_equal(case: SparseCase, native: tuple[int, int]) -> bool:
 
 
 def empty_queries(case: SparseCase) -> int:
-    """Queries, over all sequences and heads, that see no key of their blocks."""
+    """Count the queries, over all sequences and heads, that see no key in their blocks."""
     from attnbench.workloads.sparse.work import queries_seen
 
     return case.batch * case.nheads * case.seqlen - queries_seen(case, block_map(case) & (visible_pairs(case) > 0))
 
 
 def lists_of(blocks: Tensor) -> Mapping[str, Tensor]:
-    """A map as lists of blocks: counts int32 [B, H, rows], and indices int32 [B, H, rows, columns], rising, then 0."""
+    """Return a map as lists: counts int32 [B, H, rows]; indices int32 [B, H, rows, columns], ascending, then 0."""
     import torch
 
     counts = blocks.sum(-1, dtype=torch.int32)
@@ -434,7 +434,7 @@ def lists_of(blocks: Tensor) -> Mapping[str, Tensor]:
 
 
 def map_of_lists(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
-    """The map, bool [..., rows, columns], that `lists_of` was given."""
+    """Return the map, bool [..., rows, columns], that `lists_of` converted."""
     import torch
 
     listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]

@@ -1,6 +1,6 @@
-"""``sparse-eager``: block-sparse attention as a textbook writes it in PyTorch, under a dense mask.
+"""``sparse-eager``: textbook block-sparse attention in PyTorch, with a dense mask.
 
-The scores are kept whole, [B, H, Sq, Sk]: it says what the function is, and saves nothing.
+It stores all scores, [B, H, Sq, Sk]: it defines the function, and saves no work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SparseEager(SparseBackend):
-    """Unfused; keys and values of a group are repeated for its query heads."""
+    """Unfused; keys and values are repeated for the query heads of their group."""
 
     name = "sparse-eager"
     title = "PyTorch under a mask"
@@ -31,7 +31,7 @@ class SparseEager(SparseBackend):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D]; the mask [B, H, Sq, Sk] is made once."""
+        """Use tensors [B, H, S, D]; the mask [B, H, Sq, Sk] is made once."""
         import torch
 
         made: dict[str, Tensor] = {}
@@ -50,7 +50,7 @@ class SparseEager(SparseBackend):
 
 
 def visible_keys(case: SparseCase, blocks: Tensor) -> Tensor:
-    """Bool [B, H, Sq, Sk]: whether a query sees a key, by the map and the causal mask."""
+    """Return bool [B, H, Sq, Sk]: whether a query sees a key, by the map and the causal mask."""
     rows, columns = case.block_shape
     seen = blocks.repeat_interleave(rows, 2)[:, :, : case.seqlen].repeat_interleave(columns, 3)[..., : case.seqlen_k]
     band = Mask.of(case.dense).visible(blocks.device)

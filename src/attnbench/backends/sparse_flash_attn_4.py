@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SparseFlashAttn4(SparseBackend):
-    """Forward only, without a causal mask: that would need a mask function compiled into the kernel."""
+    """Forward only; no causal mask: that would need a mask function compiled into the kernel."""
 
     name = "sparse-flash-attn-4"
     title = "FlashAttention 4, block sparse"
@@ -34,7 +34,7 @@ class SparseFlashAttn4(SparseBackend):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Tensors [B, S, H, D]; the first call compiles."""
+        """Use tensors [B, S, H, D]; the first call compiles."""
         import torch
 
         function = importlib.import_module("flash_attn.cute.interface")._flash_attn_fwd

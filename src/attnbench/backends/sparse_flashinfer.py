@@ -1,8 +1,8 @@
 """``sparse-flashinfer``: FlashInfer's block-sparse wrappers; keys of kept blocks are gathered token by token.
 
 ``[variable]``, the default, takes a map for every KV head (`VariableBlockSparseAttentionWrapper`); sequences and heads
-are laid side by side as its heads.  ``[bsr]`` takes one map for all heads (`BlockSparseAttentionWrapper`).  `plan` is
-host work and reads back: it is done at set-up and offered as the phase ``convert``.  The kernel is pinned: `fa2`, with
+together are its heads.  ``[bsr]`` takes one map for all heads (`BlockSparseAttentionWrapper`).  `plan` is
+host work with a read-back: it runs at set-up and is also the phase ``convert``.  The kernel is pinned: `fa2`, or with
 ``+fa3`` FlashAttention 3's.
 """
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 DEFAULT = "variable"
 MOST_ROWS = 32768
-"Block rows of all heads together: entries of the library's buffer of lengths."
+"Limit of block rows over all heads: entries of the library's length buffer."
 
 
 class SparseFlashInfer(SparseBackend):
-    """Forward only, without a causal mask."""
+    """Forward only; no causal mask."""
 
     name = "sparse-flashinfer"
     title = "FlashInfer, block sparse"
@@ -43,21 +43,21 @@ class SparseFlashInfer(SparseBackend):
     limits = SparseLimits(headdims=(64, 128, 256), capability=(8, 0))
 
     def configs(self, case: SparseCase) -> Iterable[Config]:
-        """The two wrappers, with each of the kernels that can be pinned."""
+        """Return the two wrappers, each with both kernels that can be pinned."""
         return [Config(f"{wrapper}{kernel}") for wrapper in ("variable", "bsr") for kernel in ("", "+fa3")]
 
     @property
     def wrapper(self) -> str:
-        """Which of the two."""
+        """The wrapper that is used."""
         return self.config.short.partition("+")[0] if self.config else DEFAULT
 
     @property
     def kernel(self) -> str:
-        """The kernel that is pinned."""
+        """The pinned kernel."""
         return "fa3" if self.config and self.config.short.endswith("+fa3") else "fa2"
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse what the wrapper cannot take.
+        """Refuse cases that the wrapper does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -84,7 +84,7 @@ class SparseFlashInfer(SparseBackend):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D], which the wrappers read as [heads, S, D] or [S, H, D]."""
+        """Use tensors [B, H, S, D], which the wrappers read as [heads, S, D] or [S, H, D]."""
         import torch
 
         library = importlib.import_module("flashinfer.sparse")
@@ -140,7 +140,7 @@ class SparseFlashInfer(SparseBackend):
 
 
 def bsr_form(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """A map [rows, columns] as block compressed rows: offsets int32 [rows + 1] and columns int32 [blocks kept]."""
+    """Return a map [rows, columns] in BSR format: offsets int32 [rows + 1] and columns int32 [blocks kept]."""
     import torch
 
     counts = blocks.sum(-1, dtype=torch.int32)
@@ -149,7 +149,7 @@ def bsr_form(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def map_of_bsr(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
-    """The map that `bsr_form` was given."""
+    """Return the map that `bsr_form` converted."""
     import torch
 
     rows = torch.arange(len(indptr) - 1, device=indptr.device).repeat_interleave(indptr.diff().long())
@@ -159,7 +159,7 @@ def map_of_bsr(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
 
 
 def variable_form(case: SparseCase, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A map as [B·H, rows, columns], with queries of each row and keys of each column, int32 [B·H, rows or columns]."""
+    """Return a map as [B·H, rows, columns], and the lengths of its rows and columns, int32 [B·H, rows or columns]."""
     import torch
 
     sizes = []

@@ -1,6 +1,6 @@
 """``sparse-flex``: FlexAttention under torch.compile with the map as a BlockMask; kept blocks are computed unmasked.
 
-Where the causal mask or the end of a sequence cuts a block, the block is listed as partial and its mask evaluated.
+If the causal mask or the end of a sequence cuts a block, the block is listed as partial and its mask is evaluated.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class SparseFlex(SparseBackend):
-    """On a GPU head dimensions from 16."""
+    """On a GPU it supports head dimensions from 16."""
 
     name = "sparse-flex"
     title = "FlexAttention, block mask"
@@ -36,7 +36,7 @@ class SparseFlex(SparseBackend):
     )
 
     def check(self, case: SparseCase, machine: Machine) -> None:
-        """Refuse what torch has not implemented.
+        """Refuse cases that torch has not implemented.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -47,7 +47,7 @@ class SparseFlex(SparseBackend):
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
-        """Tensors [B, H, S, D]; the first call compiles."""
+        """Use tensors [B, H, S, D]; the first call compiles."""
         from torch.nn.attention.flex_attention import flex_attention
 
         options: dict[str, Any] = {"scale": case.scale, "enable_gqa": case.nheads != case.nheads_kv}
@@ -68,14 +68,14 @@ class SparseFlex(SparseBackend):
 
 
 def pairs_of(case: SparseCase, device: device) -> Tensor:
-    """Visible pairs of each block on a device, int64 [rows, columns]."""
+    """Return the number of visible pairs in each block, on a device, int64 [rows, columns]."""
     import torch
 
     return torch.from_numpy(visible_pairs(case)).to(device)
 
 
 def block_mask(case: SparseCase, blocks: Tensor, visible: Tensor) -> Any:
-    """FlexAttention's BlockMask of a map, with the pairs of each block."""
+    """Return FlexAttention's BlockMask of a map, given the visible pairs of each block."""
     from torch.nn.attention.flex_attention import BlockMask
 
     whole = visible == case.block_shape[0] * case.block_shape[1]
@@ -92,7 +92,7 @@ def block_mask(case: SparseCase, blocks: Tensor, visible: Tensor) -> Any:
 
 
 def map_of(case: SparseCase, mask: Any) -> Tensor:
-    """The map that a BlockMask came from, less blocks that the causal mask hides altogether."""
+    """Return the map that a BlockMask was made from, without blocks that the causal mask hides entirely."""
     columns = case.blocks[1]
     return map_of_lists(mask.kv_num_blocks, mask.kv_indices, columns) | map_of_lists(
         mask.full_kv_num_blocks, mask.full_kv_indices, columns
@@ -100,7 +100,7 @@ def map_of(case: SparseCase, mask: Any) -> Tensor:
 
 
 def _rule(case: SparseCase) -> Callable[..., Tensor]:
-    """The mask of a pair, asked only in blocks that are listed as partial."""
+    """Return the mask function of a pair, evaluated only in partial blocks."""
     shift = case.seqlen_k - case.seqlen
     if case.causal:
         return lambda b, h, row, key: row + shift >= key

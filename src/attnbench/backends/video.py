@@ -1,9 +1,9 @@
 """``video[NAME]``: a denoising step of a video model with any backend for attention, dense or sparse, in its layers.
 
-`--backends NAME` means that row, as does each of the seeds' names.  The model's own code calls one function for the
-attention of every layer (`models/video/attention.py`); who has such a function (`Backend.attend`) takes the
-projections as they lie, and for the others they are copied into a session's inputs and the result out of it.  Without a
-name the attention is torch's choice.
+`--backends NAME` selects that row, as do the names in the seed documents.  The model's own code calls one function for
+the attention of every layer (`models/video/attention.py`).  A backend with such a function (`Backend.attend`) receives
+the projections in place; for the others they are copied into a session's inputs, and the result out of it.  Without a
+name, torch chooses the attention.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 DEFAULT = "sdpa"
 GIB = 2**30
 VAE_BYTES = 6 * GIB
-"Held and used to decode tile by tile, at any size of the video."
+"Memory to decode tile by tile, at any size of the video."
 
 
 class Video(Backend["VideoCase", "VideoInputs"]):
-    """The step is diffusers' model in a loop of ours, its attention another backend's."""
+    """The step is diffusers' model in our own loop, with another backend's attention."""
 
     name = "video"
     workload = "video"
@@ -45,7 +45,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
 
     @property
     def inner(self) -> Backend:
-        """Whose attention it is."""
+        """The backend whose attention is used."""
         if self.config is None:
             return self._known()[DEFAULT]
         found = self._known()[self.config.values["attention"]]
@@ -53,7 +53,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         return found if config is None else type(found)(config)
 
     def configs(self, case: VideoCase) -> Iterable[Config]:
-        """Every backend of the workloads `attention` and `sparse`."""
+        """Return every backend of the workloads `attention` and `sparse`."""
         return [
             Config(name, {"attention": name, "config": None})
             for name, one in self._known().items()
@@ -64,10 +64,10 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         return self.others or all_backends()
 
     def config_of(self, short: str, case: VideoCase | None) -> Config:
-        """A backend's name, one of the seeds', or with a launch configuration ``NAME:short-form``.
+        """Accept a backend's name, a seed document's name for one, or ``NAME:short-form`` for a launch configuration.
 
         Raises:
-            UsageError: there is none of that name.
+            UsageError: no backend has that name.
         """
         name, _, config = short.partition(":")
         name, known = SEED_NAMES.get(name, name), self._known()
@@ -78,7 +78,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         return Config(f"{name}:{config}" if config else name, {"attention": name, "config": found})
 
     def probe(self) -> None:
-        """Ask for diffusers and for the backend's library.
+        """Check that diffusers and the backend's library are installed.
 
         Raises:
             Unavailable: one is not installed.
@@ -88,7 +88,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         self.inner.probe()
 
     def check(self, case: VideoCase, machine: Machine) -> None:
-        """Refuse what the backend does not take, and what memory has no room for.
+        """Refuse cases that the backend does not support or that do not fit in memory.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -104,7 +104,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
         raise Unsupported(refusal(self.name, "frames", case.frames, wrong, fits or "a smaller height and width"))
 
     def check_together(self, case: VideoCase, workloads: Set[str]) -> None:
-        """Refuse a map, or dense first steps, where all steps of all rows are dense.
+        """Refuse a map, or dense first steps, if all steps of all rows are dense.
 
         Raises:
             UsageError: naming the field.
@@ -118,21 +118,21 @@ class Video(Backend["VideoCase", "VideoInputs"]):
                 raise UsageError(refusal(self.name, name, value, wrong, f"{none}, or a row of `sparse`"))
 
     def budget(self, case: VideoCase) -> Budget:
-        """That of the backend for a layer's attention."""
+        """Return the backend's budget for a layer's attention."""
         return self.inner.budget(problem_of(self.inner, case))
 
     def variant_of(self, case: VideoCase) -> str:
-        """Of a sparse row what a model with its map in all layers computes."""
+        """For a sparse row, return the variant of a model with its map in all layers."""
         inner = self.inner
         if inner.workload == "attention":
             return self.variant
-        # Of the workload `sparse` there are also rows that compute all blocks.
+        # The workload `sparse` also has rows that compute all blocks.
         variants = {"dense": self.variant, "chosen": "chosen-step"}
         return variants.get(inner.variant_of(problem_of(inner, case)), "sparse-step")
 
     @contextmanager
     def session(self, case: VideoCase, inputs: VideoInputs) -> Iterator[Launch]:
-        """A transformer of its own modules, which shares the weights."""
+        """Use a transformer with its own modules that shares the weights."""
         from attnbench.backends.video_attention import attention_of
         from attnbench.backends.video_session import VideoSession
 
@@ -142,7 +142,7 @@ class Video(Backend["VideoCase", "VideoInputs"]):
             yield session.launch(self._kept(case))
 
     def _kept(self, case: VideoCase) -> dict[str, float]:
-        """Of a row with a given map the share of the visible pairs that it keeps."""
+        """For a row with a given map, return the share of the visible pairs that it keeps."""
         from attnbench.workloads.sparse.work import density
 
         if self.variant_of(case) != "sparse-step":
@@ -152,10 +152,10 @@ class Video(Backend["VideoCase", "VideoInputs"]):
 
 
 def problem_of(inner: Backend, case: VideoCase) -> Any:
-    """The attention of one layer as a case of a backend's own workload.
+    """Return the attention of one layer as a case of a backend's own workload.
 
     Raises:
-        Unsupported: there is none: the block map does not go with the tokens.
+        Unsupported: no such case exists: the block map does not fit the tokens.
     """
     if inner.workload == "attention":
         return case.attention
@@ -166,7 +166,7 @@ def problem_of(inner: Backend, case: VideoCase) -> Any:
 
 
 def memory_bytes(case: VideoCase) -> int:
-    """About what a whole generation takes: weights, activations of one layer, and the decoder."""
+    """Estimate the memory of a whole generation: weights, activations of one layer, and the decoder."""
     from attnbench.workloads.video.work import weights
 
     model: Any = case.config

@@ -1,4 +1,4 @@
-"""How a backend for attention becomes that of a model: its function, or its session and copies."""
+"""Turns a backend for attention into that of a model: through its function, or its session and copies."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from attnbench.models.video.attention import Exchanged, Spans
 
 COPIES = 4
-"A call's copies where a backend has no function: q, k and v into its session, and the output out of it."
+"Copies per call for a backend without a function: q, k and v into its session, and the output out of it."
 
 
 class Copied:
-    """A session fed by copies; it records how long they take."""
+    """A session fed by copies; records the time of the copies."""
 
     def __init__(self, launch: Launch, template: Any, spans: Spans) -> None:
         self.launch, self.template, self.spans = launch, template, spans
         self.found: Mapping[str, Tensor] = {}
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As of `models.video.attention.Attend`."""
+        """See `models.video.attention.Attend`."""
         launch, span, device = self.launch, self.spans.span, q.device
         with span("copies", device):
             launch.reload(replace(self.template, q=q.contiguous(), k=k.contiguous(), v=v.contiguous()))
@@ -40,13 +40,13 @@ class Copied:
             return self.found["out"].clone()
 
     def chosen(self) -> Tensor:
-        """The block map that the last call predicted."""
+        """The block map predicted by the last call."""
         return self.found[MAP]
 
 
 @contextmanager
 def attention_of(backend: Backend, problem: Any, device: device) -> Iterator[Exchanged]:
-    """The attention of all layers, for as long as the block runs."""
+    """Yield the attention of all layers."""
     from attnbench.models.video.attention import Exchanged, Spans
 
     spans = Spans()

@@ -1,4 +1,4 @@
-"""A session of ``video[NAME]``: a denoising step is the launch, a whole generation follows after its samples."""
+"""A session of ``video[NAME]``: the launch is a denoising step; whole generations follow after its samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANDOM = "random weights: times and memory hold, frames and which keys matter do
 
 
 class VideoSession:
-    """A model that takes the first step of a generation again and again."""
+    """A model that repeats the first step of a generation."""
 
     def __init__(self, case: VideoCase, inputs: VideoInputs, attention: Exchanged, *, name: str) -> None:
         self.case, self.inputs, self.attention, self.name = case, inputs, attention, name
@@ -35,13 +35,13 @@ class VideoSession:
         self.found: tuple[Tensor, Tensor] | None = None
         self.found_notes: tuple[str, ...] = ()
         self.taken: tuple[Tensor, Tensor, Tensor] | None = None
-        "q, k and v of the middle layer, for the attention by itself"
+        "q, k and v of the middle layer, for timing the attention by itself"
 
     def forward(self) -> None:
-        """One step; every layer must have called the attention.
+        """Run one step; every layer must call the attention.
 
         Raises:
-            AttnbenchError: another number of calls was made.
+            AttnbenchError: the number of calls differs.
         """
         import torch
 
@@ -55,10 +55,10 @@ class VideoSession:
         return nullcontext() if self.compiler is None else self.compiler.watched()
 
     def outputs(self) -> Mapping[str, Tensor]:
-        """Prediction, next latents and rows of the first layer's attention of the last step.
+        """Return prediction, next latents and rows of the first layer's attention of the last step.
 
         Raises:
-            WorkerError: there was none.
+            WorkerError: there was no step.
         """
         import torch
 
@@ -68,15 +68,15 @@ class VideoSession:
         return found | ({MAP: torch.stack(self.attention.maps)} if self.attention.chosen else {})
 
     def load(self, inputs: VideoInputs) -> None:
-        """Take other noise and embeddings."""
+        """Load other noise and embeddings."""
         self.found, self.inputs = None, inputs
 
     def reset(self) -> None:
-        """Bring the scheduler back to its first step."""
+        """Reset the scheduler to its first step."""
         self.denoiser.begin(self.case.steps)
 
     def launch(self, counters: Mapping[str, float] | None = None) -> Launch:
-        """What the harness calls; `counters` are further ones for the record."""
+        """Return the launch for the harness; `counters` are additional ones for the record."""
         copies = COPIES if isinstance(self.attention.attend, Copied) else 0
         weights = RANDOM if self.case.weights is None else "weights of a local folder"
         notes = [weights] + [f"{copies} copies a call: this backend has no function for tensors of others"] * bool(
@@ -121,9 +121,9 @@ class VideoSession:
         return InPlace(call, lambda: spans.total_ms(name))
 
     def alone(self) -> None:
-        """One call of the attention by itself, on the middle layer's own q, k and v: the micro-benchmark of this shape.
+        """Call the attention once by itself, on the middle layer's own q, k and v: the micro-benchmark of this shape.
 
-        They are taken from a step before the first call, which nobody times.
+        These come from an untimed step before the first call.
         """
         import torch
 
@@ -155,20 +155,20 @@ class VideoSession:
         return found[0]
 
     def marked(self, mark: Callable[[str], AbstractContextManager[Any]]) -> None:
-        """Have a profiler's range around each call of the attention, and around its copies."""
+        """Mark each call of the attention, and its copies, with a profiler's range."""
         self.attention.spans.mark = mark
 
     def generate(self) -> Tensor:
-        """One generation with the decoder, in the range `Inference`; its latents."""
+        """Run one generation with the decoder, in the range `Inference`; return its latents."""
         from attnbench.workloads.video.generation import generated
 
         return generated(self.case, self.inputs, self.denoiser, self.attention).latents
 
     def whole(self) -> dict[str, float | None]:
-        """Generations as the case asks for them: their times, memory, calls, and how far their latents are.
+        """Run the generations of the case: return their times, memory, calls, and the distance of their latents.
 
         Raises:
-            AttnbenchError: a call of the attention is missing, or a step has latents that are not finite.
+            AttnbenchError: a call of the attention is missing, or latents of a step are not finite.
         """
         from attnbench.workloads.video.generation import generate_all
 
@@ -187,10 +187,10 @@ def _check_calls(who: str, calls: int, wanted: int) -> None:
 
 
 def compile_blocks(transformer: Any, *, mode: str, compiler: str = "inductor") -> None:
-    """Have a transformer's repeated blocks compiled in a mode of torch.compile, apart from those of other sessions.
+    """Compile a transformer's repeated blocks in a mode of torch.compile, separately from other sessions' blocks.
 
-    All blocks of a kind are the same code, so one of them is compiled and the others use it; the whole at once takes as
-    many times as long.  What lies before and behind the blocks is not compiled.
+    All blocks of a kind have the same code, so one of them is compiled and the others use it; compiling the whole
+    model takes many times as long.  Modules before and after the blocks are not compiled.
     """
     import torch
 
@@ -216,7 +216,7 @@ class _Compiler:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Count what the block compiles: other sessions of the process compile as well."""
+        """Count what is compiled in the block: other sessions of the process compile as well."""
         breaks, graphs = _compiled_so_far()
         yield
         breaks, graphs = (now - before for now, before in zip(_compiled_so_far(), (breaks, graphs), strict=True))
@@ -227,12 +227,12 @@ class _Compiler:
             self.graphs, self.stepped = graphs, True
 
     def counted(self) -> dict[str, float]:
-        """Graph breaks, graphs of the first step, and graphs that were compiled later."""
+        """Return graph breaks, graphs of the first step, and graphs compiled later."""
         return {"graph_breaks": self.breaks, "graphs": self.graphs, "recompiles": self.later}
 
 
 def _compiled_so_far() -> tuple[int, int]:
-    """Graph breaks and graphs of this process."""
+    """Return the numbers of graph breaks and graphs of this process."""
     from torch._dynamo.utils import counters
 
     return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]

@@ -1,7 +1,7 @@
 """How xFormers is called with its kernel pinned.
 
-Left alone, ``memory_efficient_attention`` picks a kernel, often one of torch's own; pinned, it runs
-one or refuses, and is asked for its reasons before the first call.  Its masks are objects, its
+By default ``memory_efficient_attention`` picks a kernel, often one of torch's own; pinned, it runs
+one or refuses, and its reasons are queried before the first call.  Its masks are objects, its
 layout is [B, S, H, D], packed [1, T, H, D] with a block-diagonal mask, and grouped heads are a fifth
 dimension [B, S, G, H/G, D] over which K and V are expanded without a copy.
 """
@@ -36,11 +36,11 @@ class XformersBackend(DenseBackend):
 
     @abstractmethod
     def operators(self, fmha: Any) -> tuple[Any, Any]:
-        """The forward and the backward operator, of xformers.ops.fmha."""
+        """Return the forward and the backward operator, from xformers.ops.fmha."""
 
     @contextmanager
     def session(self, case: AttentionCase, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Tensors in the workload's own layout; xFormers' views of them are free.
+        """Use tensors in the workload's own layout; xFormers' views of them are free.
 
         Raises:
             Unsupported: the operator refuses; with xFormers' own reasons.
@@ -82,14 +82,14 @@ class XformersBackend(DenseBackend):
 
 
 def attention_bias(masks: Any, case: AttentionCase, q: Tensor) -> Any:
-    """The mask as an object of xformers.ops.fmha.attn_bias; None where every key is seen."""
+    """Return the mask as an object of xformers.ops.fmha.attn_bias; None if every key is visible."""
     mask = Mask.of(case)
     if case.packed:
         queries, keys = zip(*case.sequences, strict=True)
         blocks = masks.BlockDiagonalMask.from_seqlens(queries, keys, device=q.device)
         return blocks.make_causal_from_bottomright() if mask.causal else blocks
     if mask.window:
-        # Both bounds must be numbers: as many keys as there are is no bound.
+        # Both bounds must be numbers: the number of keys is no bound.
         return masks.LocalAttentionFromBottomRightMask(
             window_left=case.seqlen_k if mask.left == -1 else mask.left,
             window_right=case.seqlen if mask.right == -1 else mask.right,

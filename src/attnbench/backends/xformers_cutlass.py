@@ -1,4 +1,4 @@
-"""``xformers-cutlass``: xFormers with its CUTLASS kernel pinned, which torch carries too."""
+"""``xformers-cutlass``: xFormers with its CUTLASS kernel pinned, which torch contains too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnbench.backends.xformers_call import XformersBackend
 
 
 class XformersCutlass(XformersBackend):
-    """Grouped heads are refused: xFormers runs each group on a stream of its own and joins them after."""
+    """Grouped heads are refused: xFormers runs each group on its own stream and joins them afterwards."""
 
     name = "xformers-cutlass"
     title = "xFormers CUTLASS"
@@ -25,5 +25,5 @@ class XformersCutlass(XformersBackend):
     )
 
     def operators(self, fmha: Any) -> tuple[Any, Any]:
-        """CUTLASS both ways."""
+        """Return CUTLASS for forward and backward."""
         return fmha.cutlass.FwOp, fmha.cutlass.BwOp

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class XformersFlash(XformersBackend):
-    """Grouped heads forward only; windows dense only."""
+    """Grouped heads forward only; windows for dense tensors only."""
 
     name = "xformers-flash"
     title = "xFormers flash"
@@ -32,7 +32,7 @@ class XformersFlash(XformersBackend):
     )
 
     def check(self, case: AttentionCase, machine: Machine) -> None:
-        """Refuse what the operator cannot take.
+        """Refuse cases that the operator does not support.
 
         Raises:
             Unsupported: naming the field, its value and what is accepted.
@@ -48,5 +48,5 @@ class XformersFlash(XformersBackend):
             raise Unsupported(refusal(self.name, "window", case.window, "has no variable length", "none"))
 
     def operators(self, fmha: Any) -> tuple[Any, Any]:
-        """Flash both ways."""
+        """Return flash for forward and backward."""
         return fmha.flash.FwOp, fmha.flash.BwOp

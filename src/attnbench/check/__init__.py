@@ -1,1 +1,1 @@
-"""Right before fast: comparison with the oracle, error budgets, and the cheats a timing cannot see."""
+"""Correctness before speed: comparison with the oracle, error budgets, and detection of misleading launches."""

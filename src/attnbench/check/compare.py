@@ -1,38 +1,40 @@
 """Whether outputs are right: error budgets against the oracle.
 
-**The rule** has two measures of what an implementation in the case's own precision may be off by, both against
-fp64.  With ``E`` the largest error of the plain evaluation in that precision, ``ε`` its rounding step (2⁻⁷ for
-bf16, 2⁻¹⁰ for fp16, 2⁻²³ for fp32), ``M`` the largest value of the truth and ``N`` the largest expected error, an
-output may be off by
+**The rule** uses two estimates of the error that an implementation in the case's own precision may have, both
+measured against fp64.  With ``E`` the largest error of the plain evaluation in that precision, ``ε`` its rounding step
+(2⁻⁷ for bf16, 2⁻¹⁰ for fp16, 2⁻²³ for fp32), ``M`` the largest value of the truth and ``N`` the largest expected error,
+an output may differ from the truth by
 
     max(factor · E + ε · M,  REACH · factor · N,  relative · rms)     factor and relative: the backend's `Budget`
 
-- ``E`` is the rule that FlashAttention's tests made customary: it grows with the case as any implementation's
-  error must.  ``factor`` is 2 by default: a kernel rounds as often as the plain evaluation, elsewhere.  One step,
-  because the result itself is stored rounded.
-- ``N`` comes from an analysis of rounding errors (`workloads.rounding`; each workload's `rounding.py` has it
-  derived): the standard deviation of each element of an evaluation that adds up its sums one term after another.  In it
-  are what E has only by luck or not at all: the length of every sum (keys for the output and dq, queries times heads of
-  a group for dk and dv, head dim for the scores), the size of its terms where they cancel, the sizes of scores and,
-  for weights that are recomputed from a stored logarithm, of that.  The plain evaluation of a small case is off
-  by next to nothing by luck, and torch's own products add in many short sums where a kernel has one long one.
-- ``REACH · factor`` is 4 standard deviations.  N counts every rounding at its largest and every sum in its worst order,
-  so that of millions of elements none comes near: in fp32 the simulation's largest error is half of that.
-- Gradients (outputs of that `workloads.base.OutputKind`) have twice of both: a chain of products, with the small
-  difference dP - rowsum(dO ∘ O) in it, which fused kernels compute from a stored and rounded O, and with the sum over
-  the query heads of a KV head, each stored rounded by some, and by torch on a CPU each part of a sum of 16-bit
-  gradients.
+- ``E`` is the customary rule of FlashAttention's tests: it grows with the case as the error of any implementation
+  does.  ``factor`` is 2 by default, because a kernel rounds as often as the plain evaluation but in other places.
+  One rounding step is added because the result itself is stored rounded.
+- ``N`` comes from an analysis of rounding errors (`workloads.rounding`; derived in each workload's `rounding.py`): the
+  standard deviation of each element, for an evaluation that adds the terms of a sum one after another.  It includes
+  what E contains only by chance or not at all: the length of every sum (keys for the output and dq, queries times
+  heads of a group for dk and dv, head dim for the scores), the size of its terms where they cancel, the sizes of
+  scores and, for weights that are recomputed from a stored logarithm, the size of that logarithm.  In a small case the
+  plain evaluation may have almost no error by chance, and torch's own products add many short sums where a kernel has
+  one long one.
+- ``REACH · factor`` is 4 standard deviations.  N assumes the largest value of every rounding error and the worst order
+  of every sum, so that none of millions of elements comes near the limit: in fp32 the largest simulated error is half
+  of it.
+- Gradients (outputs of that `workloads.base.OutputKind`) have twice both limits.  A gradient is a chain of products.
+  It contains the small difference dP - rowsum(dO ∘ O), which fused kernels compute from a stored and rounded O, and a
+  sum over the query heads of a KV head: some kernels store each term rounded, and torch on a CPU rounds each partial
+  sum of 16-bit gradients.
 
 **Relative L1.**  A kernel of lower precision by design has a wide budget for its largest error, in which a broken
-scale can hide.  Its `Budget` may also bound Σ|x - t| / Σ|t|, of the whole output (``rel_l1``) and of the head where it
-is largest (``head_rel_l1``); gradients have twice of both.
+scale can hide.  Its `Budget` may also bound Σ|x - t| / Σ|t|, of the whole output (``rel_l1``) and of its worst head
+(``head_rel_l1``); gradients have twice both.
 
-**Rows and slices.**  The largest error alone cannot see a wrong row of small values.  So every output is also held row
-by row and slice by slice (a head), in units of what rounding explains there: the norm of the error over the norm of
-the expected errors.  A row may reach the larger of REACH and the plain evaluation's worst row, times factor; a
-slice, over which errors average out, the larger of 1 and the plain evaluation's worst, times factor.
+**Rows and slices.**  The largest error alone cannot reveal a wrong row of small values.  So every output is also
+compared row by row and slice by slice (a head), as a ratio: the norm of the error over the norm of the errors that
+rounding explains.  The limit of a row is factor times the larger of REACH and the plain evaluation's worst row.  The
+limit of a slice, over which errors average out, is factor times the larger of 1 and the plain evaluation's worst slice.
 
-`benchmarks/budgets.py` simulates how often right problems are called wrong (none of those in
+`benchmarks/budgets.py` simulates how often correct outputs are rejected (none of those in
 benchmarks/results/budgets.json) and which errors are found.
 """
 
@@ -55,21 +57,21 @@ if TYPE_CHECKING:
 
 GRADIENT_SLACK = 2.0
 REACH = 2.0
-"Standard deviations by factor."
+"Standard deviations per unit of `factor`."
 COMPARED = (OutputKind.VALUE, OutputKind.GRADIENT)
 "Kinds of outputs that are compared element by element with the oracle's."
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What is right for one variant and one set of inputs, and how far plain evaluation is from it."""
+    """The right outputs for one variant and one set of inputs, and the error of the plain evaluation."""
 
     oracle: Mapping[str, Tensor]
-    "in fp64 or fp32, the drawn part"
+    "in fp64 or fp32; only the parts that were drawn"
     plain: Mapping[str, Deviation]
-    "of the evaluation in the case's own precision"
+    "error of the evaluation in the case's own precision"
     expected: Mapping[str, Expected]
-    "errors of rounding"
+    "errors expected from rounding"
     dtype: Any
     "torch dtype of the outputs"
     kinds: Mapping[str, OutputKind]
@@ -79,15 +81,15 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is accepted of one output."""
+    """The largest errors accepted of one output."""
 
     element: float
     "largest absolute error"
     row: float
-    "norm of an error over that of the expected ones"
+    "norm of the error over the norm of the expected errors"
     slice: float
     by_design: float
-    "root mean square of an error that a backend of lower precision may have anywhere"
+    "root mean square of the error that a backend of lower precision may have in any row or slice"
     rel_l1: float
     "of the whole output"
     head_rel_l1: float
@@ -96,11 +98,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Outputs held against the truth."""
+    """Result of comparing outputs with the truth."""
 
     errors: dict[str, Error]
     faults: dict[str, str]
-    "words for each output that is wrong"
+    "message for each wrong output, by its name"
 
     @property
     def ok(self) -> bool:
@@ -115,17 +117,17 @@ def make_truth(
     dtype: Any,
     kinds: Mapping[str, OutputKind],
 ) -> Truth:
-    """Measure the plain evaluation; its tensors are not kept.
+    """Build the truth of one set of inputs: measure the plain evaluation's error; its tensors are not kept.
 
     Args:
         oracle: the right outputs.
-        plain: those in the precision of the outputs.
-        expected: standard deviation of each element, of `Workload.expected_errors`.
-        dtype: of the outputs.
-        kinds: of the outputs, of `Workload.outputs`.
+        plain: outputs of the plain evaluation in the precision of the case.
+        expected: standard deviation of each element, from `Workload.expected_errors`.
+        dtype: torch dtype of the outputs.
+        kinds: kinds of the outputs, from `Workload.outputs`.
 
     Raises:
-        WorkerError: the oracle is not finite or has an output without a kind (a mistake of the workload, not of a
+        WorkerError: the oracle is not finite or has an output without a kind (an error of the workload, not of a
             backend).
     """
     deviations, errors, notes = {}, {}, []
@@ -146,7 +148,7 @@ def make_truth(
         raise WorkerError(f"oracle: {', '.join(oracle)} not finite; no backend can be held against it")
     for name, right in oracle.items():
         found, explained = plain[name], expected[name]
-        # What is infinite would accept anything: what is left is the other measure.
+        # An infinite limit would accept anything, so only the other estimate is used.
         if not found.isfinite().all():
             notes.append(f"{name}: the plain evaluation in {_short(dtype)} is not finite; the budget is rounding alone")
             found = right
@@ -159,13 +161,13 @@ def make_truth(
 
 
 def limits(name: str, truth: Truth, budget: Budget) -> Limits:
-    """What the budget accepts of an output."""
+    """Compute the largest errors that the budget accepts of an output."""
     plain, is_gradient = truth.plain[name], truth.kinds[name] is OutputKind.GRADIENT
     slack = GRADIENT_SLACK if is_gradient else 1.0
     factor = budget.factor * slack
     absolute = budget.relative * plain.rms
-    # Few terms make up a row of a gradient (one, at the last key of a causal mask), and their factors may cancel
-    # where the derivation has none of it: what is less than a half step of the largest element is no wrong row.
+    # A row of a gradient sums few terms (one, at the last key of a causal mask), and its factors may cancel where the
+    # derivation does not assume it: an error below half a rounding step of the largest element makes no row wrong.
     unseen = max(absolute, _step(truth.dtype) * plain.largest / 2) if is_gradient else absolute
     return Limits(
         element=max(
@@ -182,10 +184,10 @@ def limits(name: str, truth: Truth, budget: Budget) -> Limits:
 
 
 def compare(found: Mapping[str, Tensor], truth: Truth, budget: Budget) -> Comparison:
-    """Hold outputs against the truth.
+    """Compare outputs with the truth.
 
     Args:
-        found: the drawn part of the outputs, with every name of the truth.
+        found: the drawn parts of the outputs, with every name of the truth.
         truth: of the same inputs.
         budget: of the backend.
     """
@@ -222,10 +224,10 @@ def compare(found: Mapping[str, Tensor], truth: Truth, budget: Budget) -> Compar
 
 
 def accepts_zeros(truth: Truth, budget: Budget) -> set[str]:
-    """Names of the outputs that might as well be zeros, as far as the budget goes.
+    """Return the names of the outputs for which the budget would also accept zeros.
 
     Args:
-        truth: whose budget is used; an output that is zeros indeed says nothing.
+        truth: whose budget is used; outputs that are all zero in it are left out.
         budget: of the backend.
     """
     import torch
@@ -238,14 +240,14 @@ def accepts_zeros(truth: Truth, budget: Budget) -> set[str]:
 def matches(
     found: Mapping[str, Tensor], answer: Mapping[str, Tensor], truth: Truth, budget: Budget, names: Iterable[str]
 ) -> bool:
-    """Whether outputs are, within the budget, another answer than the truth.
+    """Return whether wrong outputs equal another known answer, within the budget.
 
     Args:
         found: outputs that are wrong.
-        answer: what they may be instead.
+        answer: the other answer.
         truth: whose budget is used.
         budget: of the backend.
-        names: the outputs that count: those known to be wrong.
+        names: the outputs to compare: those known to be wrong.
     """
     shared = [name for name in names if name in answer]
     return bool(shared) and all(

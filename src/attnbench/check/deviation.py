@@ -1,9 +1,9 @@
-"""How far one tensor is from the truth: by element, by row and by slice, streamed in chunks.
+"""Error of a tensor against the truth: by element, by row and by slice, streamed in chunks.
 
-A row is the last dimension (one query of one head), a slice all rows of one index of the dimension
-before it (one head of ``[B, S, H, D]``).  Rows and slices are judged by how many times the error is
-that rounding explains there: a largest absolute error says nothing of a row whose values are a tenth of
-the largest, which under a causal mask is most rows.
+A row is the last dimension (one query of one head).  A slice is all rows of one index of the dimension before it (one
+head of ``[B, S, H, D]``).  Rows and slices are judged by the ratio of their error to the error that rounding explains
+there: a largest absolute error says nothing about a row whose values are a tenth of the largest, as most rows are under
+a causal mask.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK = {"cuda": 2**23, "cpu": 2**18}
-"Elements at a time: on a GPU enough to fill it, on a CPU what its caches hold."
+"Elements per chunk: enough to fill a GPU, and no more than a CPU's caches hold."
 
 SLICE_ROWS = 64
-"A slice of fewer rows is not judged: it says no more than its worst element."
+"Slices of fewer rows are not judged: they say no more than their worst element."
 
 
 SMALLEST = 2.0**-10
-"""Expected errors of a row are at least so much of the largest one of an element: smaller ones change nothing.  Where
-none is expected, as of a query that sees no key, there is to be none."""
+"""Lower limit of a row's expected errors, as a share of the largest one of an element: smaller ones change nothing.
+Where no error is expected, as in the row of a query that sees no key, none is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What rounding alone makes an output's elements off by: standard deviations."""
+    """Errors of an output's elements that rounding alone explains, as standard deviations."""
 
     largest: float
-    "of an element"
+    "largest one of an element"
     rows: Tensor
-    "fp64 [rows]: sum of their squares"
+    "fp64 [rows]: sum of the squares of each row"
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The worst row or slice: the norm of its error over the norm that rounding explains."""
+    """The worst row or slice: the norm of its error over the norm of the error that rounding explains."""
 
     value: float
     at: int
@@ -51,33 +51,33 @@ NOWHERE = Times(0.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Distance of a tensor from the truth; `place` turns its flat indices into the tensor's own."""
+    """Error of a tensor against the truth; `place` converts its flat indices to indices of the tensor."""
 
     numel: int
     max_abs: float
     worst: int
     "flat index of `max_abs`"
     over: int
-    "elements whose error is above the limit given"
+    "number of elements whose error is above `limit`"
     rel_l1: float
     "Σ|x - t| / Σ|t|; where the truth is all 0, / Σ|x|"
     head_rel_l1: float | None
-    "the same of the slice where it is largest; None where slices are too small to judge"
+    "the same for the worst slice; None where slices are too small to judge"
     rmse: float
     cosine: float
-    "1 where both are all 0, 0 where one is"
+    "1 where both are all 0, 0 where only one is"
     largest: float
     "largest |t|"
     rms: float
     "root mean square of t"
     row: Times
-    "value 0 where nothing is expected"
+    "value 0 where no errors are expected"
     slice: Times | None
-    "None where slices are too small to judge, or nothing is expected"
+    "None where slices are too small to judge, or no errors are expected"
 
 
 def expected_of(errors: Tensor) -> Expected:
-    """Keep what is needed of expected errors, a standard deviation for each element of an output."""
+    """Reduce expected errors, a standard deviation per element, to what the comparison needs."""
     import torch
 
     if not errors.numel():
@@ -90,14 +90,14 @@ def expected_of(errors: Tensor) -> Expected:
 def measure(
     found: Tensor, truth: Tensor, *, limit: float = math.inf, expected: Expected | None = None, by_design: float = 0.0
 ) -> Deviation:
-    """Measure `found` against `truth` on their device; neither is copied whole to fp64.
+    """Measure the error of `found` against `truth` on their device; neither is copied whole to fp64.
 
     Args:
-        found: any floating dtype, finite, the shape of `truth`; where both are empty nothing is off.
+        found: any floating dtype, finite, the shape of `truth`; empty tensors have no error.
         truth: fp64 or fp32.
         limit: errors above it are counted.
-        expected: by rounding; None: rows and slices are not judged.
-        by_design: root mean square of an error up to which a row or slice has none that counts.
+        expected: errors that rounding explains; None: rows and slices are not judged.
+        by_design: root mean square of an error that is ignored in a row or slice.
     """
     if not truth.numel():
         return Deviation(
@@ -141,7 +141,7 @@ def measure(
 
 
 def _stream(found: Tensor, truth: Tensor, limit: float) -> tuple[list[list[float]], dict[str, Tensor]]:
-    """Nine sums and extremes of each chunk of rows; of each row Σ(x - t)², Σt², Σ|x - t| and Σ|t|."""
+    """Return nine sums and extremes of each chunk of rows, and of each row Σ(x - t)², Σt², Σ|x - t| and Σ|t|."""
     import torch
 
     rows, width = truth.shape
@@ -158,7 +158,7 @@ def _stream(found: Tensor, truth: Tensor, limit: float) -> tuple[list[list[float
         for values, name in zip(of_rows, sums, strict=True):
             sums[name][span] = values.sum(-1)
         top, at = error.reshape(-1).max(0)
-        # Read once at the end: asking the device for numbers chunk by chunk would wait for each.
+        # Read once at the end: reading numbers chunk by chunk would synchronise with the device each time.
         chunks.append(
             torch.stack(
                 [
@@ -178,14 +178,14 @@ def _stream(found: Tensor, truth: Tensor, limit: float) -> tuple[list[list[float
 
 
 def _worst(errors: Tensor, expected: Tensor, by_design: float) -> Times:
-    # 0/0 is a row that is exact and should be; anything else over 0 is wrong without measure.
+    # 0/0 is a row that is exact, as expected; any other error over 0 is infinitely wrong.
     times = (errors / expected).sqrt().nan_to_num(nan=0.0, posinf=math.inf)
     value, at = times.masked_fill(errors <= by_design, 0.0).max(0)
     return Times(value.item(), int(at.item()))
 
 
 def _worst_rel_l1(off: Tensor, size: Tensor) -> float | None:
-    """Largest Σ|x - t| / Σ|t| of a slice, of such sums by row; a slice whose truth is all 0 has to be 0."""
+    """Largest Σ|x - t| / Σ|t| of a slice, from these sums by row; a slice whose truth is all 0 must be 0."""
     slices = off.shape[-1] if off.dim() > 1 else 1
     if off.numel() // slices < SLICE_ROWS:
         return None
@@ -194,7 +194,7 @@ def _worst_rel_l1(off: Tensor, size: Tensor) -> float | None:
 
 
 def _worst_slice(errors: Tensor, expected: Tensor, by_design: float) -> Times | None:
-    """Like `_worst`, of the slices of [..., slices] row sums; a single dimension is one slice."""
+    """Like `_worst`, for slices, from the row sums [..., slices]; a single dimension is one slice."""
     slices = errors.shape[-1] if errors.dim() > 1 else 1
     rows = errors.numel() // slices
     if rows < SLICE_ROWS:
@@ -204,7 +204,7 @@ def _worst_slice(errors: Tensor, expected: Tensor, by_design: float) -> Times | 
 
 
 def place(flat: int, shape: tuple[int, ...]) -> list[int]:
-    """Index of a flat position in a shape."""
+    """Convert a flat index to one of the shape."""
     index: list[int] = []
     for size in reversed(shape):
         flat, rest = divmod(flat, size)

@@ -1,20 +1,20 @@
-"""The examination of one open launch: right before it is timed, and again after.
+"""Checks of one open launch: before it is timed, and again afterwards.
 
-    launch on the first data          right? inputs untouched? finished when its stream is?
-    reload fresh data, launch         right, or still the old answer?
-    poison the outputs, launch        everything written? right a second time, with nothing reloaded?
-        and overwrite the inputs      done with them when it returns, or does it read them later?
-    behind other work (GPU): reload   in order with its stream at both ends?
-        the first data, launch
-    reload the first data, launch     the state the timing starts from
+    launch on the first data          outputs right? inputs unchanged? finished when its stream is?
+    reload fresh data, launch         outputs right, or still those of the first data?
+    poison the outputs, launch        every element written? right a second time, with nothing reloaded?
+        and overwrite the inputs      are the inputs no longer read once the call has returned?
+    behind queued work (GPU):         ordered with its stream at both ends?
+        reload the first data, launch
+    reload the first data, launch     the state in which timing starts
     … timing …
-    look, poison, launch              right as the timing left it, and right once more?
+    read, poison, launch              right as timing left it, and right once more?
 
-Where the launch hands over a choice (`workloads.base.Choice`), right means: a good choice, and what
-follows from it.
+Where the launch returns a choice (`workloads.base.Choice`), right means that the choice is a good one and that
+the other outputs follow from it.
 
-A launch in mode bwd or fwd-bwd is the forward and then the backward.  Exceptions of the backend pass
-through: the worker knows whom to blame.  Settings that a launch leaves changed are put back and noted.
+In mode bwd or fwd-bwd a launch is the forward and then the backward.  Exceptions of the backend propagate: the
+worker knows which backend raised them.  Settings that a launch leaves changed are restored and noted.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from attnbench.backends.base import Budget, Launch
 
 HELD_CYCLES = 40_000_000
-"How long a GPU's stream is held, in cycles of its clock (some 20 ms), while a launch is queued behind."
+"How long a GPU's stream is blocked, in cycles of its clock (some 20 ms), while a launch is queued behind."
 
 SETTLE_S = 0.03
-"Given to work on another thread of a CPU to show itself; a GPU is synchronised instead."
+"Wait in which work on another CPU thread becomes visible; a GPU is synchronised instead."
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an examination found."""
+    """Result of an examination."""
 
     ok: bool
     reason: str | None = None
-    "words for what is wrong, None where nothing is"
+    "what is wrong; None where nothing is"
     errors: Mapping[str, Error] = field(default_factory=dict)
     "of each output that could be compared"
     notes: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def examine(
         references: of the group.
         variant: the function the backend computes.
         budget: of the backend for this case.
-        announce: called with what is about to be done, for the worker's blame.
+        announce: called with the phase that begins, so that a crash can be attributed to it.
     """
     return Examination(launch, references, variant, budget, announce).run(Examination.before)
 
@@ -104,7 +104,7 @@ def recheck(
 
 @dataclass(slots=True)
 class Examination:
-    """What examinations of one launch share."""
+    """Procedures and state shared by the examinations of one launch."""
 
     launch: Launch
     references: References
@@ -116,9 +116,9 @@ class Examination:
     state: GlobalState = field(init=False)
 
     def run(self, procedure: Callable[[Examination], Mapping[str, Error]]) -> Outcome:
-        """Turn what a procedure returns or raises into an outcome."""
+        """Run a procedure and turn what it returns or raises into an outcome."""
         self.notes += self.references.notes
-        # The oracle first: its memory and its time are not the launch's.
+        # The oracle comes first, so that its memory and time are not attributed to the launch.
         for reference in (self.references.first, self.references.second):
             self.notes += [note for note in reference.truth(self.variant).notes if note not in self.notes]
         self.state = GlobalState.capture()
@@ -129,7 +129,7 @@ class Examination:
             reason, errors = str(wrong), wrong.errors
         finally:
             self._put_back()
-            # Memory of the harness: counted after this, it would be the launch's.
+            # This memory belongs to the harness; if kept, it would be counted as the launch's.
             self.references.forget()
         return Outcome(reason is None, reason, errors, tuple(self.notes), self.counters)
 
@@ -137,7 +137,7 @@ class Examination:
         self.notes += [note for note in self.state.restore() if note not in self.notes]
 
     def before(self) -> Mapping[str, Error]:
-        """Examine before timing."""
+        """Check the launch before timing."""
         first, second = self.references.first, self.references.second
         self._budget_is_one(second.truth(self.variant))
         self.announce("check: first data")
@@ -166,14 +166,14 @@ class Examination:
         return errors
 
     def _budget_is_one(self, truth: Truth) -> None:
-        """Does a budget of the backend's own accept zeros where the usual one does not?"""
+        """Raise if the backend's own budget accepts zeros where the default budget does not."""
         own, usual = self.budget, type(self.budget)()
         if own != usual and (names := accepts_zeros(truth, own) - accepts_zeros(truth, usual)):
             wide = f"factor={own.factor:g}, relative={own.relative:g}"
             raise Wrong(f"budget: {wide} accepts zeros for {', '.join(sorted(names))}: it holds them to nothing")
 
     def after(self) -> Mapping[str, Error]:
-        """Examine as timing left it."""
+        """Check the outputs as timing left them."""
         first = self.references.first
         self.announce("check: after timing")
         self._synchronise()
@@ -185,22 +185,23 @@ class Examination:
         return errors
 
     def _again(self, outputs: Mapping[str, Tensor]) -> None:
-        """Right a second time, over poison, and with inputs that are overwritten once the call has returned?"""
+        """Check a second call over poisoned outputs, whose inputs are overwritten once the call has returned."""
         second = self.references.second
         try:
             variation = Variation(second.workload, second.case, second.inputs)
             found = self._finished(settle=True, poisoned=outputs, overwritten=variation)
             self._right(found, second, "with its inputs overwritten after the call: ")
         except Wrong:
-            # Without that it is wrong in another way, which is told by its own words.
+            # If it is also wrong without overwriting, the cause is another one and has its own message.
             self._right(self._poisoned(outputs), second, "wrong on a second call with the same inputs: ")
             raise
 
     def _queued(self) -> None:
-        """On a GPU: right where the data comes late, and goes right behind the call?
+        """On a GPU: check that the launch is ordered with its stream, before and after.
 
-        Everything is queued while the stream is held.  A launch that works on another stream without waiting
-        for this one reads old data; one that is not waited for has not written yet, or reads what comes next.
+        Everything is queued while the stream is blocked.  A launch that works on another stream without waiting
+        for this one reads old data.  If this stream does not wait for it, its outputs are not written yet, or it
+        reads data that is loaded later.
         """
         device = self.references.device
         if device.type != "cuda":
@@ -222,7 +223,7 @@ class Examination:
         if self.launch.reset is not None:
             self.launch.reset()
         if poisoned is not None:
-            # After the reset, which is not timed: the outputs are the call's own work.
+            # Poison after the untimed reset: the outputs have to be the work of the call.
             poison_outputs(poisoned if self.launch.reset is None else self.launch.outputs(), self.inputs())
             poison_free_memory(poisoned.values(), self.references.device)
         self.launch.call("fwd" if self.references.case.mode == "fwd" else "fwd-bwd")()
@@ -248,7 +249,7 @@ class Examination:
         poisoned: Mapping[str, Tensor] | None = None,
         overwritten: Variation | None = None,
     ) -> Mapping[str, Tensor]:
-        """Launch, and hold what its own stream has done against what is there in the end."""
+        """Launch, and compare the outputs when its own stream is done with the final ones."""
         import torch
 
         self._synchronise()
@@ -256,7 +257,7 @@ class Examination:
         if overwritten is not None:
             overwritten.apply()
         try:
-            # On the launch's stream: behind its work, but not behind what it started elsewhere.
+            # On the launch's stream: after its work, but not after work that it started elsewhere.
             outputs = self.launch.outputs()
             check_place(outputs, self.references.device)
             seen = {name: bits(tensor).clone() for name, tensor in outputs.items()}
@@ -286,20 +287,20 @@ class Examination:
         found, truth, result = self._compare(outputs, reference, words)
         if result.ok:
             return result.errors
-        # Before the poison, which falls on these very outputs.
+        # Before poisoning, which overwrites these outputs.
         suspect = self._suspect(found, result, reference, truth)
-        # An unwritten part that holds something harmless shows itself only under poison.
+        # An unwritten part that holds harmless values is only visible after poisoning.
         if not words:
             check_form(self._poisoned(outputs), truth, words)
         raise Wrong(words + "; ".join(result.faults.values()) + suspect, result.errors)
 
     def _fresh(self, outputs: Mapping[str, Tensor]) -> None:
-        """Right for the second data, and if not: is it the answer to the first?"""
+        """Check the outputs for the second data; if wrong, check whether they are the answer to the first."""
         first, second = self.references.first, self.references.second
         _, truth, result = self._compare(outputs, second, "on fresh data: ")
         if result.ok:
             return
-        # A wrong choice says nothing of the numbers: all of them may be old.
+        # With a wrong choice the values prove nothing: all of them may be old.
         wrong = [name for name in result.faults if name in truth.oracle] or list(truth.oracle)
         old = first.select(dict(outputs)), self._truth(outputs, first)[0].oracle
         if matches(*old, truth, self.budget, wrong):
@@ -312,7 +313,7 @@ class Examination:
     def _compare(
         self, outputs: Mapping[str, Tensor], reference: Reference, words: str
     ) -> tuple[dict[str, Tensor], Truth, Comparison]:
-        """The drawn part of the outputs, what it is held against, and how it fares."""
+        """Return the drawn parts of the outputs, the truth they are compared with, and the result."""
         import torch
 
         check_form(outputs, reference.truth(self.variant), words)
@@ -325,11 +326,11 @@ class Examination:
             return found, truth, Comparison({}, faults) if faults else compare(found, truth, self.budget)
 
     def _truth(self, outputs: Mapping[str, Tensor], reference: Reference) -> tuple[Truth, dict[str, str]]:
-        """What outputs are held against, and words for a choice that nothing can be held against."""
+        """Return the truth for these outputs, and messages for a choice from which no truth follows."""
         chosen = reference.choice(self.variant, outputs)
         if chosen is None:
             return reference.truth(self.variant), {}
-        # What follows from a choice is evaluated now, and not under the settings the launch may have left.
+        # The outputs that follow from a choice are evaluated now; restore settings the launch may have left changed.
         self._put_back()
         self.announce("check: what follows from its choice")
         truth, faults = reference.follow(self.variant, chosen)
@@ -339,10 +340,10 @@ class Examination:
         return truth, faults
 
     def hold(self, outputs: Mapping[str, Tensor], reference: Reference) -> None:
-        """Hold outputs against a reference, whenever it may be.
+        """Check outputs against a reference, at any time.
 
         Raises:
-            Wrong: they are not right.
+            Wrong: they are wrong.
         """
         self.state = GlobalState.capture()
         _, _, result = self._compare(outputs, reference, "")
@@ -351,7 +352,7 @@ class Examination:
             raise Wrong("; ".join(result.faults.values()), result.errors)
 
     def is_gradient(self, name: str) -> bool:
-        """Whether an output is one of the backward."""
+        """Return whether an output is a gradient."""
         return self.references.kinds(self.variant).get(name) is OutputKind.GRADIENT
 
     def _suspect(self, found: dict[str, Tensor], result: Comparison, reference: Reference, truth: Truth) -> str:

@@ -1,4 +1,4 @@
-"""The functions that the harness and other backends call: whether a backend has put others in their place.
+"""Functions that the harness and other backends call: detects whether a backend has replaced them.
 
 Of the harness methods, constants, classes and imported modules are watched too.
 """
@@ -37,11 +37,11 @@ MODULES = frozenset(
 )
 """The clocks, what attention is made of, and what everybody uses."""
 ROOMS = ("attnbench.check.", "attnbench.measure.", "attnbench.worker.", "attnbench.workloads.", "attnbench.stats.")
-"""Of the harness."""
+"""Module prefixes of the harness."""
 
 CLOCKS = ("time.",)
 OWN = ("attnbench.",)
-"""What the names of functions that are replaced begin with."""
+"""Prefixes of the names of functions that are listed as replaced."""
 
 FUNCTION = "function"
 CONSTANT = "constant"
@@ -71,7 +71,7 @@ def import_all(workload: str) -> None:
 
 @dataclass(slots=True)
 class _Watched:
-    """What each module held when it was seen first; looked at often, so nothing is copied again."""
+    """What each module held when it was first seen; compared often, so nothing is copied again."""
 
     wanted: Callable[[Any, Any], bool]
     "whether a name and its value are watched"
@@ -80,7 +80,7 @@ class _Watched:
     owners: dict[str, tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = field(default_factory=dict)
     "by its name each module, or class or dictionary of the harness: its watched names, and their values"
     seen: int = 0
-    "modules that the process had imported"
+    "number of modules that the process had imported at the last look"
 
     def replaced(self) -> Replaced:
         if len(sys.modules) != self.seen:
@@ -141,7 +141,7 @@ def _is_constant(name: Any, value: Any) -> bool:
 
 
 def _of_torch(value: Any) -> bool:
-    """Whether torch itself put it there, as its compiler does when it is imported."""
+    """Return whether torch itself put it there, as its compiler does on import."""
     return str(getattr(value, "__globals__", {}).get("__name__", "")).startswith("torch.")
 
 
@@ -150,7 +150,7 @@ def _names(then: Replaced, now: Replaced) -> str:
 
 
 def _methods() -> dict[str, Any]:
-    """What is defined on the class itself: the methods of its bases cannot be replaced, only covered."""
+    """Return what the class itself defines: methods of its bases cannot be replaced, only overridden."""
     torch: Any = sys.modules.get("torch")
     return dict(vars(torch.Tensor)) if torch is not None else {}
 

@@ -1,10 +1,10 @@
-"""What a backend may have left changed for all others: settings of the process and of torch.
+"""Settings of the process and of torch that a backend may have left changed.
 
-All sessions of a group are open at once, so a setting that one leaves behind changes the answers and
-the times of the rest.  It is put back and noted, not held against the backend's numbers.  What cannot be
-put back (`is_stuck`) needs another process for the others.
+All sessions of a group are open at once, so a setting that one leaves changed affects the answers and the times of
+the others.  It is restored and noted; the backend's numbers stand.  A setting that cannot be restored (`is_stuck`)
+requires another process for the other backends.
 
-Capturing and restoring cost some tenths of a millisecond: it is done around every step of a backend.
+Capturing and restoring take some tenths of a millisecond and surround every step of a backend.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from attnbench.check.process_settings import ENVIRONMENT, SEARCH_PATH, process_s
 from attnbench.check.setting import ABSENT, Setting
 from attnbench.check.torch_settings import torch_settings
 
-STUCK = ", which cannot be put back"
+STUCK = ", which cannot be restored"
 KEPT = ", which is kept"
 ON_IMPORT = frozenset({ENVIRONMENT, SEARCH_PATH})
-"""What a file may set for itself when it is imported: it finds its own modules and libraries by it."""
+"""Settings that a backend file may change on import, to find its own modules and libraries."""
 
 
 def is_stuck(note: str) -> bool:
-    """Whether a note of `GlobalState.restore` says that the setting is still changed."""
+    """Return whether a note of `GlobalState.restore` says that the setting is still changed."""
     return note.endswith(STUCK)
 
 
@@ -41,21 +41,21 @@ class GlobalState:
         return cls({setting.words: setting.get() for setting in _settings()})
 
     def restore(self, *, but: frozenset[str] = frozenset()) -> list[str]:
-        """Put every setting back.
+        """Restore every setting.
 
         Args:
-            but: words of settings that are only noted.
+            but: names of settings that are noted but not restored.
 
         Returns:
-            Words for each that had been changed, such as ``global left changed: grad mode (True -> False)``.
+            A note for each that had been changed, such as ``global left changed: grad mode (True -> False)``.
         """
-        # A device brought up since the capture has settings that cannot have been changed before.
+        # A device initialised since the capture has settings without a captured value.
         known = [setting for setting in _settings() if self.values.get(setting.words, ABSENT) is not ABSENT]
         now = {setting.words: setting.get() for setting in known}
         changed = [one for one in known if not one.same(self.values[one.words], now[one.words])]
         if not changed:
             return []
-        # One after another and each against its value of that moment: setting one moves others.
+        # One after another, each compared with its value at that moment: setting one changes others.
         for setting in known:
             if setting.words not in but and not self._holds(setting):
                 setting.put_back(self.values[setting.words])

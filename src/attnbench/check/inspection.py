@@ -1,16 +1,16 @@
-"""One look at a sample of a launch: was the work done, all of it, and inside the sample?
+"""One inspection ("look") of a timed sample: was all the work done, and inside the sample?
 
-A launch is right in every check and still misleading where its answer comes from elsewhere: computed by
-`outputs`, `reload` or `reset`, which are not timed; kept from a call on the same data; left to a thread.
-So a drawn sample is taken on data that the launch has never seen (`variation`), over spoiled outputs, and
-held against the ordinary samples:
+A launch can pass every check and still have misleading times if its answer is computed elsewhere: in `outputs`,
+`reload` or `reset`, which are not timed; in an earlier call on the same data; or in another thread.  So at random
+moments a sample is taken on data that the launch has never seen (`variation`), over overwritten outputs, and compared
+with ordinary samples:
 
-    what calls on known data left, a few in a row         right?
-    outputs spoiled, new data loaded, the call timed      right? as fast as on data it knows, as a few in a row, and
-                                                          as the last samples that were recorded?
-    `outputs` read twice                                  does the first time wait, or compute?
+    outputs of a few calls in a row on known data         right?
+    outputs overwritten, new data loaded, call timed      right? as fast as on known data, as a few calls in a row, and
+                                                          as the last recorded samples?
+    `outputs` read twice                                  does the first read wait, or compute?
     time of `reload`, `reset`, `outputs`                  no more than copies?
-    torch operators in them                               no products of matrices?
+    torch operators in them                               no matrix products?
 
 The limits are in `looks`.
 """
@@ -38,27 +38,27 @@ if TYPE_CHECKING:
     from attnbench.backends.base import Budget, Launch
 
 LEAST = 3
-"""Looks on a CPU at a call shorter than `SHORT_MS`: a pause of the machine in one of them lets nobody off."""
+"""Least number of looks on a CPU at a call shorter than `SHORT_MS`: one look may fall into a pause of the machine."""
 SHORT_MS = 10.0
 MOST_LOOKS = 100
-"""Looks after which a launch is let off, if nothing is certain by then."""
+"""Number of looks after which a launch is cleared, if nothing is certain by then."""
 AHEAD_CYCLES = 10_000_000
-"""How long a GPU's stream is held, in cycles of its clock (some 5 ms), while a call and its outputs are queued."""
+"""How long a GPU's stream is blocked, in cycles of its clock (some 5 ms), while a call and its outputs are queued."""
 THREAD_S = 1e-3
-"""Given to a thread that `reload` has started to queue its work on a GPU."""
+"""Time for a thread started by `reload` to queue its work on a GPU."""
 
 
 class Inspection:
-    """Looks at the samples of one launch; an `Inspector` of `measure.subject`.
+    """Inspects the samples of one launch; an `Inspector` of `measure.subject`.
 
-    The launch has the first inputs loaded and was called; so it has after each look.
+    The launch must have the first inputs loaded and have been called; each look leaves it in that state.
 
     Args:
         launch: of the open session.
         references: of the group.
         variant: the function the backend computes.
         budget: of the backend for this case.
-        announce: called with what is about to be done, for the worker's blame.
+        announce: called with the phase that begins, so that a crash can be attributed to it.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class Inspection:
         self._spans: dict[str, _Span] = {}
         self._looks: list[Look] = []
         self._shortest_ms = math.inf
-        "of all calls that were looked at, and of the samples recorded before"
+        "over all calls that were inspected, and the samples recorded before them"
         self._known: Mapping[str, Tensor] | None = None
-        "copies of the outputs that calls on known data left, since the last look"
+        "copies of the outputs of calls on known data, since the last look"
         self._released: _Moment | None = None
-        "when the last call could begin"
+        "when the last call could start"
         self._ordinary: _Moment | None = None
-        "from then to the next call's preparation, for the last ordinary call"
+        "from then to the preparation of the next call, for the last ordinary call"
         self._loading = _Moment(0.0, 0.0)
-        "when the new data began to be loaded"
+        "when loading of the new data started"
 
     def disturb(self) -> None:
-        """Touch as much memory as `prepare` does, and leave the launch as it is."""
+        """Touch as much memory as `prepare` does, and leave the launch unchanged."""
         self._known = _taken(self.launch)
         self.variation.apply()
         _copy(self._inputs())
@@ -102,9 +102,9 @@ class Inspection:
         self._released = _Moment.now()
 
     def prepare(self) -> None:
-        """Spoil the outputs, load data never seen, reset; in mode bwd run the forward.
+        """Overwrite the outputs, load new data and reset; in mode bwd also run the forward.
 
-        Nothing comes between loading and the call: a thread that `reload` starts has no time to compute the answer.
+        The call follows directly after loading: a thread started by `reload` has no time to compute the answer.
         """
         launch, mode = self.launch, self.mode
         self._ordinary = self._released and _Moment.now() - self._released
@@ -129,16 +129,16 @@ class Inspection:
         self._released = _Moment.now()
 
     def finish(self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
-        """Look at what the sample left, load the first data again and call once.
+        """Evaluate the sample, then load the first data again and call once.
 
         Args:
-            recorded_ms: mean of the last two samples before this look; None where its timer is another.
-            repeated_ms: mean of two samples, the last of a few in a row as they are recorded.
+            recorded_ms: mean of the last two samples before this look; None if they have another timer.
+            repeated_ms: mean of the last two of a few samples taken in a row, as recorded ones are.
             ordinary_ms: a sample after `disturb`.
             new_ms: the sample on new data.
 
         Returns:
-            Words for what is wrong; None where nothing is, or more looks are needed (`undecided`).
+            What is wrong; None where nothing is, or more looks are needed (`undecided`).
         """
         look = Look(recorded=recorded_ms, repeated=repeated_ms, ordinary=ordinary_ms, new=new_ms)
         outputs = self._outputs(look)
@@ -149,7 +149,7 @@ class Inspection:
         look.copies = self._copies_ms([*self._inputs(), *outputs.values()])
         self._looks.append(look)
         suspected = None if fault else suspicion(self._looks, "cuda" if self.cuda else "cpu")
-        # A loaded machine takes the processor away from several calls of one look: any short call of any look counts.
+        # A loaded machine may preempt several calls of one look, so the shortest call of all looks counts.
         self._shortest_ms = min(self._shortest_ms, recorded_ms or repeated_ms, repeated_ms, ordinary_ms, new_ms)
         least = 1 if fault or self.cuda or self._shortest_ms >= SHORT_MS else LEAST
         if (suspected is None and len(self._looks) >= least) or len(self._looks) >= MOST_LOOKS:
@@ -158,13 +158,13 @@ class Inspection:
 
     @property
     def undecided(self) -> bool:
-        """Whether more looks are needed: there are few so far, or they raise a suspicion."""
+        """Return whether more looks are needed: there are few so far, or they raise a suspicion."""
         return bool(self._looks)
 
-    # ── what is looked at ──────────────────────────────────────────────────────────────────────────
+    # ── steps of a look ────────────────────────────────────────────────────────────────────────────
 
     def _outputs(self, look: Look) -> dict[str, Tensor]:
-        """Copies of the outputs, as soon as the call has returned, and how long they took to come."""
+        """Copy the outputs as soon as the call has returned, and note how long that took."""
         times, found = [], []
         for _ in range(2):
             started = time.perf_counter()
@@ -172,7 +172,7 @@ class Inspection:
             self._synchronise()
             times.append(1e3 * (time.perf_counter() - started))
             if not self.cuda and self._released and len(times) == 1:
-                # By the host's clock, until the outputs are there: a thread may do the work while this one is held up.
+                # Wall time until the outputs are readable: another thread may do the work while this one is preempted.
                 look.whole = (_Moment.now() - self._released).wall_ms
                 if self._ordinary:
                     look.spent = (_Moment.now() - self._loading).cpu_ms, self._ordinary.cpu_ms
@@ -183,7 +183,7 @@ class Inspection:
         return found[0]
 
     def _wrong(self, outputs: Mapping[str, Tensor]) -> str | None:
-        """Hold outputs on new data against the answer that is known for it, and those before on known data."""
+        """Compare outputs on new data with their known answer, and the earlier ones on known data with theirs."""
         second, words = self.references.second, "in a timed call on new data: "
         self.variation.undo()
         found = self.variation.unsigned(outputs)
@@ -191,7 +191,7 @@ class Inspection:
         try:
             check_form(outputs, second.truth(self.examination.variant), "")
             self.examination.hold(found, second)
-            # Somebody else may have changed the first data, which shows after timing.
+            # Another backend may have changed the first data; the check after timing reports that.
             if self._known is not None and not self.references.first.differing():
                 words = "in a timed call on known data: "
                 self.examination.hold(self._known, self.references.first)
@@ -202,7 +202,7 @@ class Inspection:
         return None
 
     def _computes_untimed(self, look: Look, outputs: Mapping[str, Tensor]) -> str | None:
-        """Load the first data and call once, with an eye on the operators of what is not timed."""
+        """Load the first data and call once, recording the operators that untimed functions dispatch."""
         launch = self.launch
         calls: dict[str, Callable[[], object]] = {
             "outputs": lambda: dict(launch.outputs().items()),
@@ -234,7 +234,7 @@ class Inspection:
         return next((f"{one}, and is not timed" for one in words), None)
 
     def _left_to_do(self, call: Callable[[], object]) -> float:
-        """On a GPU: how long it works once a call has returned, on whatever stream, for whatever thread; ms."""
+        """On a GPU: measure how long it keeps working after a call has returned, on any stream, from any thread; ms."""
         self._synchronise()
         call()
         spent = 0.0
@@ -246,11 +246,11 @@ class Inspection:
         return spent
 
     def _queued(self, call: Callable[[], object], look: Look) -> None:
-        """On a GPU: what does the stream get to do after the call has returned, until its outputs are there?
+        """On a GPU: measure the work on the stream after the call has returned, until its outputs are readable.
 
-        The stream is held meanwhile, so that only what is queued counts, not how long the host takes: a thread
-        that launches kernels after the call has returned puts them behind its end.  Where that thread is quick, or
-        this one is held up, they come before the end is recorded; they are part of the whole in any case.
+        The stream is blocked meanwhile, so that only queued work counts, not the host's time.  A thread that launches
+        kernels after the call has returned puts them behind its end event.  If that thread is quick, or this one is
+        preempted, they precede that event; they count towards the whole in either case.
         """
         import torch
 
@@ -272,7 +272,7 @@ class Inspection:
         return self.references.second.inputs.tensors().values()
 
     def _copies_ms(self, tensors: Iterable[Tensor]) -> float:
-        """What plain copies of them take."""
+        """Measure plain copies of the tensors."""
         self._synchronise()
         started = time.perf_counter()
         _copy(tensors)
@@ -294,7 +294,7 @@ class Inspection:
 
 
 def _taken(launch: Launch) -> dict[str, Tensor]:
-    """Copies of a launch's outputs: who computes only what is read has to compute it now."""
+    """Copy a launch's outputs: a launch that computes only what is read has to compute it now."""
     return {name: tensor.detach().clone() for name, tensor in launch.outputs().items()}
 
 
@@ -305,7 +305,7 @@ def _copy(tensors: Iterable[Tensor]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """The host's clock and the CPU time of all threads of this process; or what lies between two of these."""
+    """Wall time and CPU time of all threads of this process, at a moment or between two moments."""
 
     wall_ms: float
     cpu_ms: float
@@ -319,7 +319,7 @@ class _Moment:
 
 
 class _Span:
-    """Time of untimed calls: the host's on a CPU, the device's on a GPU, where the host is ahead."""
+    """Time of untimed calls: host time on a CPU, device time on a GPU, provided that the host is ahead."""
 
     def __init__(self, *, cuda: bool) -> None:
         self._events = None
@@ -340,7 +340,7 @@ class _Span:
             self._events[1].record()
 
     def ms(self) -> float:
-        """Milliseconds, after a synchronisation; 0 where the device may have waited for the host in between."""
+        """Milliseconds, after a synchronisation; 0 if the device may have waited for the host in between."""
         if not self._events:
             return self._host_ms
         spent = float(self._events[0].elapsed_time(self._events[1]))

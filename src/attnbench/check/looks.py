@@ -1,8 +1,8 @@
-"""What looks at the samples of a launch have in common: the limits that each is held to, and when one is broken.
+"""Limits for the inspections ("looks") of a launch's samples, and when a limit counts as broken.
 
-Limits are wide, and a loaded machine must convict nobody.  Each limit compares two series, taken in turn, by
-their smallest values (`stats.ranks`): pauses lengthen both and hide neither.  Few looks raise a suspicion;
-looks go on until a chance of one in a million is left that the limit is kept.
+Limits are wide, so that a loaded machine makes no honest launch fail.  Each limit compares two series of interleaved
+times by their smallest values (`stats.ranks`), because pauses lengthen both.  A few looks can raise a suspicion; more
+follow until the probability that the limit is kept is below one in a million.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from dataclasses import dataclass, field
 from attnbench.stats.ranks import chance_of_lead
 
 FEW = 12
-"""Looks before an order that could well be chance lets a launch off."""
+"""Looks after which an order that could well be chance clears a launch."""
 CHANCE = 1e-6
-"""Of calling a launch misleading by a limit that it keeps."""
+"""Accepted probability of calling a launch misleading that keeps a limit."""
 SLOWER = {"cpu": 1.5, "cuda": 1.25}
-"""Times an ordinary sample that a call on new data may take; honest kernels of an H200 took 0.93 to 1.03."""
+"""Limit of a call on new data, in ordinary samples; honest kernels on an H200 took 0.93 to 1.03."""
 RECORDED = 2.0
-"""Times a recorded sample that it may take: between the two the machine may change, a GPU's clock by a third."""
+"""Limit of the same call in recorded samples: the machine may change between the two, a GPU's clock by a third."""
 COPIES = 10.0
-"""Times a plain copy of the tensors concerned that `reload`, `reset` and `outputs` may take: layouts differ."""
+"""Limit of `reload`, `reset` and `outputs`, in plain copies of the tensors concerned: layouts differ."""
 LEFT_SLACK_MS = 0.1
-"""Always allowed of what `reload` leaves to a GPU: two waits for a device that has nothing to do."""
+"""Always allowed for work that `reload` leaves to a GPU: two synchronisations with an idle device."""
 CACHES = 4.0
-"""Times such a copy that a call may take longer where its tensors have left the caches."""
+"""Allowance, in such copies, for a call whose tensors have left the caches."""
 SHARE = 0.5
-"""Share of a sample on new data that they may take in any case, and that outputs may come late."""
+"""Share of a sample on new data that untimed functions may always take, and by which outputs may come late."""
 BACKWARD = 0.2
-"""Least time of a backward as a share of its forward: it has at least as many products."""
+"""Least time of a backward as a share of its forward: it has at least as many matrix products."""
 SLACK_MS = {"cpu": 0.03, "cuda": 0.01}
-"""Always allowed of a call: a cold instruction cache, the tick of a timer."""
+"""Always allowed for a call: a cold instruction cache, the resolution of a timer."""
 HOST_SLACK_MS = {"cpu": 0.1, "cuda": 0.5}
-"""Always allowed of what is not timed: Python, and on a GPU the first launches after a synchronisation."""
+"""Always allowed for untimed functions: Python, and on a GPU the first launches after a synchronisation."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,32 +42,32 @@ class Look:
     """Times of one look, ms."""
 
     recorded: float | None
-    "mean of the last two samples before it; None where the timer of the group can take no look"
+    "mean of the last two samples before it; None where the timer of the group cannot be used in a look"
     repeated: float
-    "a call, mean of the last two of a few in a row"
+    "a call: mean of the last two of a few in a row"
     ordinary: float
-    "a call with caches as before the next"
+    "a call with the caches in the same state as for `new`"
     new: float
     "the sample on new data"
     untimed: dict[str, float] = field(default_factory=dict)
-    "of reload, reset, outputs and a copy of these, and in mode bwd of the forward"
+    "of reload, reset, outputs with a copy of them, and in mode bwd of the forward"
     first: float = 0.0
-    "of outputs and a copy of these right after the call; `untimed` has that of a second time"
+    "of reading and copying the outputs right after the call; `untimed` has the time of a second read"
     whole: float = 0.0
-    "from where the call could begin until its outputs were there, less what they take a second time"
+    "from when the call could start until its outputs were readable, less the time of a second read"
     copies: float = 0.0
-    "of all inputs and outputs"
+    "of copying all inputs and outputs"
     output_copies: float = 0.0
     left: tuple[float, float] | None = None
-    "on a GPU, what it had still to do once a reload, and copies of all inputs and outputs, had returned"
+    "on a GPU, its remaining work after a reload, and after copies of all inputs and outputs, had returned"
     spent: tuple[float, float] | None = None
-    """CPU time of all threads, on a CPU: from loading new data until its outputs were there, and for a call on known
+    """on a CPU, CPU time of all threads: from loading new data until its outputs were readable, and for a call on known
     data and loading it, each until it returned"""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A limit that looks do not keep."""
+    """A limit that looks suggest is broken."""
 
     words: str
     certain: bool
@@ -75,7 +75,7 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A limit: that `above` is not larger than `below`, look by look."""
+    """A limit: `above` must not be larger than `below`, look by look."""
 
     above: list[float]
     below: list[float]
@@ -83,7 +83,7 @@ class _Rule:
 
 
 def suspicion(looks: Sequence[Look], kind: str) -> Suspicion | None:
-    """What looks agree on: a limit that is broken for certain, or else may be.
+    """Return the limit that looks show to be broken: one that is certain, or else one that is suspected.
 
     Args:
         looks: all so far, at least one.
@@ -104,7 +104,7 @@ def _rules(looks: Sequence[Look], kind: str) -> Iterator[_Rule]:
     cuda, slack = kind == "cuda", SLACK_MS[kind]
     new = [look.new for look in looks]
     call, first = min(new), statistics.median(look.first for look in looks)
-    # A copy of the outputs of a short call takes longer than the call; what a second copy takes is not lateness.
+    # Copying the outputs of a short call takes longer than the call; the time of a second copy is not lateness.
     is_late = statistics.median(look.first - look.untimed["outputs"] for look in looks) > call
     late = f"unfinished work: a call returns after {_shown(call)}, its outputs are there {_shown(first)} later"
     if cuda:
@@ -114,15 +114,15 @@ def _rules(looks: Sequence[Look], kind: str) -> Iterator[_Rule]:
         yield _Rule([(look.whole - slack) / SLOWER[kind] for look in looks], new, late)
     yield from _untimed(looks, call, kind)
     whole = [(look.new if cuda else look.whole) - slack for look in looks]
-    # A launch may also tell by a pause, or by who asks for its outputs, that it is looked at; between samples that
-    # follow one another as they are recorded nobody asks. Their caches are warm: less what copies take.
+    # A launch may also detect a look by a pause, or by the caller of `outputs`. Between consecutive recorded samples
+    # there is neither. Their caches are warm, so the time of copies is subtracted.
     cold = CACHES * min(look.copies for look in looks)
     beside = "on data it has"
     series = [
         (whole, [look.ordinary for look in looks], SLOWER[kind], beside),
         ([one - cold for one in whole], [look.repeated for look in looks], SLOWER[kind], beside),
     ]
-    # By its callers, or by how many came before, it may tell even those from samples that are recorded.
+    # By its callers, or by a call count, a launch may tell even those from samples that are recorded.
     recorded = [(look, look.recorded) for look in looks if look.recorded is not None]
     if recorded:
         above = [(look.new if cuda else look.whole) - slack - cold for look, _ in recorded]
@@ -144,7 +144,7 @@ def _rules(looks: Sequence[Look], kind: str) -> Iterator[_Rule]:
 
 
 def _untimed(looks: Sequence[Look], call: float, kind: str) -> Iterator[_Rule]:
-    """Limits of what is not timed: work may not be done there."""
+    """Limits of untimed functions: no work may be done there."""
     host_slack = HOST_SLACK_MS[kind]
     if "forward" in looks[0].untimed:
         forward = [look.untimed["forward"] for look in looks]

@@ -1,8 +1,8 @@
-"""Memory filled with a pattern no kernel computes, so that what was never written can be seen.
+"""Memory filled with a pattern that no kernel computes, so that unwritten elements are visible.
 
-Every byte is 0xFF.  In each floating format that is a NaN, and not the NaN a processor makes (0x7FFF…
-on a GPU, 0xFFC0… on an x86): an element that still holds it was not written, or copied from memory
-that was not.
+Every byte is 0xFF.  In each floating format that is a NaN, and not the NaN that a processor produces (0x7FFF…
+on a GPU, 0xFFC0… on an x86): an element that still holds it was not written, or was copied from unwritten
+memory.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COPIES = 2
-"Freed blocks of each output's size: a launch allocates before the last result is released."
+"Freed blocks per output: a launch allocates before the last result is released."
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """View a tensor as whole numbers of the same width, whatever its strides."""
+    """View a tensor as integers of the same width, whatever its strides."""
     import torch
 
     widths = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    # What is negated when it is read is as it is in memory if it is negated once more.
+    # Undo the lazy negation of the view, so that the bits are those in memory.
     held = torch._neg_view(tensor.detach()) if tensor.is_neg() else tensor.detach()
     return held.view(widths[tensor.element_size()])
 
 
 def poison_outputs(outputs: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> None:
-    """Fill outputs in place, those apart that lie in an input's memory or overlap themselves."""
+    """Fill outputs in place, except those that share memory with an input or overlap themselves."""
     import torch
 
     kept = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-    # Inference mode may write to tensors that were made in it, and asks autograd nothing.
+    # Inference mode may write to inference tensors, and bypasses autograd.
     with torch.inference_mode():
         for tensor in outputs.values():
             overlaps = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
@@ -42,16 +42,16 @@ def poison_outputs(outputs: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> N
 
 
 def poison_free_memory(like: Iterable[Tensor], device: Any) -> None:
-    """Fill memory the allocator will hand out next for tensors like these.
+    """Fill the memory that the allocator will hand out next for tensors of these sizes.
 
-    On CUDA also every free block of the current stream's pool.  On a CPU the C library decides what
-    is handed out again: a help, no proof.
+    On CUDA this includes every free block of the current stream's pool.  On a CPU the C library decides what
+    is reused: this helps, but guarantees nothing.
     """
     import torch
 
     sizes = [max(1, tensor.numel() * tensor.element_size()) for tensor in like]
     held: list[Tensor] = []
-    # What does not fit any more cannot be handed out to the launch either.
+    # If the allocation fails, the launch cannot get such a block either.
     with contextlib.suppress(torch.OutOfMemoryError):
         for size in sizes * COPIES:
             held.append(torch.empty(size, dtype=torch.uint8, device=device))
@@ -63,7 +63,7 @@ def poison_free_memory(like: Iterable[Tensor], device: Any) -> None:
 
 
 def _free_blocks(device: Any) -> list[int]:
-    """Sizes in bytes of the allocator's free blocks that a request of that size will get."""
+    """Return the sizes in bytes of the allocator's free blocks that a request of that size would get."""
     import torch
 
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -79,14 +79,14 @@ def _free_blocks(device: Any) -> list[int]:
 
 
 def unusable(name: str, tensor: Tensor) -> str | None:
-    """Say what makes an output unusable before its values are looked at: unwritten, NaN, Inf.
+    """Describe why an output is unusable before its values are compared: unwritten, NaN or Inf.
 
     Args:
         name: of the output.
         tensor: the whole output.
 
     Returns:
-        Words with counts and the first place, or None.
+        A message with counts and the first index, or None.
     """
     import torch
 

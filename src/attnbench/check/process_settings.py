@@ -1,6 +1,6 @@
-"""The settings of a process that a backend may change for all others in it.
+"""Settings of the process that a backend may change for all others in it.
 
-What `torch_settings` is for torch: limits, priorities, streams, signals, generators of random numbers, and the
+The counterpart of `torch_settings`: limits, priorities, streams, signals, random generators, and the
 functions that the harness and other backends call.
 """
 
@@ -29,20 +29,20 @@ ENVIRONMENT = "environment variables"
 SEARCH_PATH = "module search path"
 
 OF_TORCH = frozenset({"TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", "TRITON_CACHE_DIR"})
-"""Set by torch's compiler for itself whenever it runs."""
+"""Set by torch's compiler for its own use whenever it runs."""
 RECURSION = sys.getrecursionlimit()
-"""torch's compiler raises the limit, which harms nobody."""
+"""Python's recursion limit; torch's compiler raises it, which is harmless."""
 
 LIMITS = tuple(sorted(name for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"))
 SIGNALS = {one.name: int(one) for one in signal.Signals if one not in (signal.SIGKILL, signal.SIGSTOP)}
 TOOLS = 6
-"""Numbers that `sys.monitoring` has."""
+"""Number of tool ids of `sys.monitoring`."""
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 @cache
 def process_settings() -> tuple[Setting, ...]:
-    """All of them, limits first: the others need files and memory."""
+    """Return all of them, limits first: the others need files and memory."""
     return (
         *(
             Setting(
@@ -76,7 +76,7 @@ def _folder() -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Listed:
-    """A list that libraries add to when they are imported; what they do so harms nobody."""
+    """A list that libraries append to on import; such additions are harmless."""
 
     values: tuple[Any, ...]
     modules: int
@@ -98,12 +98,12 @@ class _Listed:
 
 
 def _only_appended(then: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Folders behind all others hide no module."""
+    """Return whether folders were only appended: those hide no module."""
     return now[: len(then)] == then
 
 
 def _only_quieter(then: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    """Filters that raise nothing, beside those that were there."""
+    """Return whether the only new filters are ones that never raise."""
     return set(then) <= set(now) and not any(one[0] == "error" for one in now if one not in then)
 
 
@@ -122,7 +122,7 @@ def _environment() -> dict[str, str]:
 
 
 def _fill(owner: Callable[[], list[Any]]) -> Callable[[Any], None]:
-    """Put values into the list that others hold too."""
+    """Replace the contents of a list in place, because others hold the same list."""
 
     def fill(values: Any) -> None:
         owner()[:] = values
@@ -139,7 +139,7 @@ def _set_environment(then: Mapping[str, str]) -> None:
 
 
 def _names(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Which entries differ; no values, which may be secrets or places."""
+    """Name the entries that differ; without values, which may be secrets or paths."""
     differing = sorted(str(name) for name in {*then, *now} if then.get(name) != now.get(name))
     return ", ".join(differing[:4]) + (f" and {len(differing) - 4} more" if len(differing) > 4 else "")
 
@@ -168,7 +168,7 @@ def _scheduling() -> tuple[Setting, ...]:
 
 
 def _set_affinity(cores: set[int]) -> None:
-    """For every thread of the process: those started meanwhile have inherited the change."""
+    """Set it for every thread of the process: threads started meanwhile have inherited the change."""
     for thread in threading.enumerate():
         if thread.native_id is not None:
             os.sched_setaffinity(thread.native_id, cores)
@@ -253,7 +253,7 @@ def _interpreter() -> tuple[Setting, ...]:
 
 
 def _tools() -> tuple[str | None, ...]:
-    """Names of those that `sys.monitoring` (Python 3.12) calls at events, by number."""
+    """Return the names of the tools registered with `sys.monitoring` (Python 3.12), by id."""
     monitoring: Any = getattr(sys, "monitoring", None)
     return tuple(map(monitoring.get_tool, range(TOOLS))) if monitoring else ()
 

@@ -1,4 +1,4 @@
-"""Which operators of torch a call dispatches that compute rather than copy."""
+"""Operators of torch that a call dispatches and that compute rather than copy."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|matmul|mv|addmv|einsum|linear|convolution|conv\dd|softmax|"
     r"attention|flash|mha)(_|$)"
 )
-"""Words in the names of operators that multiply matrices or are attention; copies, casts and scaling have none."""
+"""Parts of names of operators that multiply matrices or compute attention; copies, casts and scaling have none."""
 
 
 @contextmanager
 def products() -> Iterator[set[str]]:
     """Collect the names of such operators while the block runs.
 
-    What a library computes without torch's dispatcher is not seen: kernels launched by themselves, NumPy.
+    Work outside torch's dispatcher is not seen: kernels launched directly, NumPy.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,8 +35,8 @@ def products() -> Iterator[set[str]]:
     class Collect(TorchDispatchMode):
         pass
 
-    # In the body of the class torch would wrap it, so that torch.compile does not trace it, in what imports all of
-    # torch._dynamo at the first call: half of what a worker on a CPU takes to start.
+    # A method defined in the class body would be wrapped by torch so that torch.compile does not trace it, which
+    # imports all of torch._dynamo at the first call: half the start-up time of a worker on a CPU.
     Collect.__torch_dispatch__ = torch._disable_dynamo(collect) if "torch._dynamo" in sys.modules else collect
     with Collect():
         yield found

@@ -1,18 +1,18 @@
-"""What a group's backends are held against: the oracle on two sets of inputs, computed once.
+"""The references of a group's backends: the oracle's answers for two sets of inputs, computed once.
 
-**Precision.**  The oracle runs in fp64 wherever a card has it at half or a third of its fp32 rate
-(compute capability 6.0, 7.0, 8.0, 9.0, 10.0) and on a CPU.  Other cards have 1/32 or 1/64: there it
-runs in fp32 for 16-bit cases, whose rounding step is at least 2¹³ times as large as fp32's, and still
-in fp64 for fp32 cases, which nothing less can judge.
+**Precision.**  The oracle runs in fp64 on a CPU and on cards whose fp64 rate is a half or a third of their fp32 rate
+(compute capability 6.0, 7.0, 8.0, 9.0, 10.0).  Other cards have 1/32 or 1/64.  There it runs in fp32 for 16-bit cases,
+whose rounding step is at least 2¹³ times that of fp32, and still in fp64 for fp32 cases, because no lower precision can
+judge them.
 
 **Size.**  Where the result in fp64 takes more than `MAX_BYTES` (or a quarter of the free memory), the
-workload draws parts of the case by seed, corners always among them, and a note says how many of what.
-The second set only has to differ from the first: an eighth of that memory is enough for it, and its parts are
+workload draws parts of the case by seed, always including the corners, and a note says how many of how many.
+The second set only has to reveal stale answers: an eighth of that memory is enough for it, and its parts are
 drawn from the operating system's entropy.
 
-**Choices.**  Where a variant lets an implementation choose (`workloads.base.Choice`), a launch that
-hands its choice over is held against what follows from that, if it is a good one.  The oracle is
-computed again for a choice that is not its own, and kept while the choice stays the same.
+**Choices.**  Where a variant lets an implementation choose (`workloads.base.Choice`), and a launch returns a good
+choice, its other outputs are compared with what follows from that choice.  The oracle is computed again for a choice
+other than its own, and kept while the choice stays the same.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_BYTES = 2**31
-"Most memory of an oracle's results."
+"Upper limit of the memory of an oracle's results."
 
 KEPT_ON_DEVICE = 2**30
-"Copies of inputs larger than this are kept in host memory."
+"Copies of larger inputs are kept in host memory."
 
 FULL_RATE_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 "Compute capabilities with fast fp64 (CUDA C++ programming guide, table of arithmetic throughput)."
@@ -43,16 +43,16 @@ FULL_RATE_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """A choice that a launch handed over, what is wrong with it, and what follows from it."""
+    """A choice that a launch returned, its faults, and the truth that follows from it."""
 
     chosen: Tensor
     faults: dict[str, str]
-    "words by the name of the output"
+    "messages by the name of the output"
     truth: Truth
 
 
 class Reference:
-    """One set of inputs with the answer to it, and a copy that shows whether the inputs were changed."""
+    """One set of inputs with its answer, and a copy that shows whether the inputs were changed."""
 
     def __init__(self, workload: Workload, case: Case, inputs: Inputs, *, draw: Draw) -> None:
         import torch
@@ -69,7 +69,7 @@ class Reference:
         }
 
     def truth(self, variant: str) -> Truth:
-        """Oracle and plain evaluation for a variant, computed when first asked for."""
+        """Return the oracle and plain evaluation of a variant, computed on first use."""
         if variant not in self._truths:
             self._truths[variant] = self._evaluated(
                 variant,
@@ -79,7 +79,7 @@ class Reference:
         return self._truths[variant]
 
     def choice(self, variant: str, outputs: Mapping[str, Tensor]) -> Tensor | None:
-        """The choice that a launch hands over, if there is one to make and it does."""
+        """Return the choice in a launch's outputs, if the variant has one and the launch returns it."""
         name = self._choice_name(variant)
         return outputs[name].detach() if name is not None and name in outputs else None
 
@@ -88,11 +88,11 @@ class Reference:
         return next((name for name, kind in kinds.items() if kind is OutputKind.CHOICE), None)
 
     def follow(self, variant: str, chosen: Tensor) -> tuple[Truth, dict[str, str]]:
-        """What follows from a choice of `choice`, or from the oracle's own and words for what is wrong with it."""
+        """Return the truth for a choice and its faults; for a faulty choice, the truth for the oracle's own."""
         import torch
 
         choice, name, last = self.workload.choice(variant), self._choice_name(variant), self._followed.get(variant)
-        if choice is None or name is None:  # a mistake of the workload, not of a backend
+        if choice is None or name is None:  # an error of the workload, not of a backend
             raise WorkerError(
                 refusal(
                     "workload",
@@ -104,7 +104,7 @@ class Reference:
                 )
             )
         if last is None or not torch.equal(last.chosen, chosen):
-            # A copy: the launch writes its next choice to the same place.
+            # A copy: the launch writes its next choice to the same memory.
             kept = chosen.clone()
             faults = choice.faults(self.case, self.inputs, kept)
             if faults or choice.is_oracles(self.case, self.inputs, kept):
@@ -120,12 +120,12 @@ class Reference:
         return last.truth, last.faults
 
     def followed(self, variant: str) -> str:
-        """What the record says of a choice that is not the oracle's."""
+        """Return the record's note about a choice that is not the oracle's."""
         choice = self.workload.choice(variant)
         return choice.followed if choice else ""
 
     def measures(self, variant: str, chosen: Tensor) -> dict[str, float]:
-        """How good a choice without faults is, by name."""
+        """Return how good a choice without faults is, by name of the measure."""
         choice = self.workload.choice(variant)
         if choice is None:
             return {}
@@ -133,7 +133,7 @@ class Reference:
         return dict(choice.measures(self.case, self.inputs, chosen, dtype=dtype, draw=self.draw))
 
     def forget(self) -> None:
-        """Free what followed from choices."""
+        """Free what was computed for choices."""
         self._followed.clear()
 
     def _evaluated(
@@ -150,7 +150,7 @@ class Reference:
             return make_truth(oracle, plain, expected, dtype, self.workload.outputs(variant))
 
     def differing(self) -> list[str]:
-        """Names of the inputs whose bits are no longer what they were."""
+        """Return the names of the inputs whose bits have changed."""
         import torch
 
         return [
@@ -160,7 +160,7 @@ class Reference:
         ]
 
     def changed(self) -> list[str]:
-        """Names of these, and put them back: other backends of the group read the same tensors."""
+        """Return the names of changed inputs, and restore them: other backends of the group read the same tensors."""
         import torch
 
         names, tensors = self.differing(), self.inputs.tensors()
@@ -170,7 +170,7 @@ class Reference:
         return names
 
     def select(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The part of whole outputs that the oracle computed."""
+        """Return the parts of whole outputs that the oracle computed."""
         return self.workload.select(self.case, outputs, self.draw)
 
     def release(self) -> None:
@@ -183,7 +183,7 @@ class References:
     """The two sets of inputs of a group.
 
     Sessions are opened and timed with the first.  The second is different data of the same shapes
-    (normal values even where the first are zeros: equal data catches nothing).
+    (normally distributed even where the first is zeros, because equal data reveals nothing).
 
     Args:
         workload: of the case.
@@ -191,7 +191,7 @@ class References:
         first: inputs the sessions are opened with.
         second: fresh data.
         seed: of the first draw.
-        max_bytes: of the first oracle's results; None for `MAX_BYTES` or a quarter of what is free.
+        max_bytes: of the first oracle's results; None for the smaller of `MAX_BYTES` and a quarter of the free memory.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class References:
         room = min(MAX_BYTES, free_bytes(self.device) // 4) if max_bytes is None else max_bytes
         draw = workload.draw(case, seed=seed, max_bytes=room)
         self.first = Reference(workload, case, first, draw=draw)
-        # By no seed that a launch could know: it cannot compute the parts alone that are looked at.
+        # Not derived from a known seed: a launch must not be able to compute only the parts that are checked.
         lots = int.from_bytes(os.urandom(7))
         self.second = Reference(workload, case, second, draw=workload.draw(case, seed=lots, max_bytes=room // 8))
         note = draw.note(seed)
@@ -219,22 +219,22 @@ class References:
             self.notes.append("oracle in fp32: this card's fp64 is slow")
 
     def kinds(self, variant: str) -> Mapping[str, OutputKind]:
-        """Kinds of a variant's outputs, by name."""
+        """Return the kinds of a variant's outputs, by name."""
         return self.first.workload.outputs(variant)
 
     def forget(self) -> None:
-        """Free what followed from the choices of the launch that was examined."""
+        """Free what was computed for the choices of the launch that was examined."""
         self.first.forget()
         self.second.forget()
 
     def release(self) -> None:
-        """Free the memory of both oracles, before memory is measured; they are computed again when needed."""
+        """Free the memory of both oracles before memory is measured; they are computed again when needed."""
         self.first.release()
         self.second.release()
 
 
 def oracle_dtype(result_dtype: str, device: Any) -> Any:
-    """Precision of the oracle, by that of the outputs; the module says the rule."""
+    """Return the oracle's precision for that of the outputs, by the rule in the module docstring."""
     import torch
 
     slow = device.type == "cuda" and torch.cuda.get_device_capability(device) not in FULL_RATE_FP64
@@ -242,7 +242,7 @@ def oracle_dtype(result_dtype: str, device: Any) -> Any:
 
 
 def free_bytes(device: Any) -> int:
-    """Memory that can still be had on a device, what the allocator holds in reserve included."""
+    """Return the memory that can still be allocated on a device, including the allocator's reserve."""
     import torch
 
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Standard input, output and error of the process: the streams of Python and what is below them."""
+"""Standard input, output and error of the process: Python's streams and their file descriptors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from attnbench.check.setting import Setting
 
 NAMES = ("stdin", "stdout", "stderr")
 COPIES_FROM = 200
-"""Lowest number of the copies: a backend that closes a range of low ones leaves them."""
+"""Lowest descriptor of the copies: a backend that closes a range of low ones does not close them."""
 
 _copies: dict[int, int] = {}
-"""Of each of the three a copy, to put it back from."""
+"""A copy of each of the three descriptors, from which it is restored."""
 
 
 def streams() -> tuple[Setting, ...]:
-    """The file first, then the stream over it."""
+    """Return the descriptor of each before the Python stream over it."""
     return tuple(
         one
         for number, name in enumerate(NAMES)
@@ -40,7 +40,7 @@ def _identity(number: int) -> tuple[int, int] | None:
 
 
 def _file(number: int) -> tuple[int, int] | None:
-    """What is open there; a copy of it is kept when it is seen first."""
+    """Return the identity of the open file; a copy of the descriptor is kept when it is first seen."""
     found = _identity(number)
     if found is not None and number not in _copies:
         with suppress(OSError):  # the user's limit of open files is lower
@@ -57,17 +57,17 @@ def _put_file_back(number: int, then: tuple[int, int] | None) -> None:
 
 
 def _stream(name: str) -> Any:
-    """The stream, or whom it stands for; `None` in place of one that was closed."""
+    """Return the stream, or the one that it stands in for; `None` if that one was closed."""
     stream = getattr(sys, name, None)
     try:
         closed = stream is None or stream.closed
-    except Exception:  # the edge: a backend may have put anything there
+    except Exception:  # a backend may have put any object there
         return stream
     return None if closed else _stand_ins.get(id(stream), stream)
 
 
 _stand_ins: dict[int, Any] = {}
-"""For streams that were closed, by the identity of who is in their place (kept alive by `_kept`)."""
+"""For closed streams, by the identity of the object in their place (kept alive by `_kept`)."""
 _kept: list[Any] = []
 
 

@@ -10,7 +10,7 @@ from attnbench.check.setting import Setting
 
 
 def torch_settings() -> tuple[Setting, ...]:
-    """Every setting that there is now."""
+    """Return every setting that exists now."""
     import torch
 
     return _everywhere() + (_cuda() if torch.cuda.is_initialized() else ())
@@ -70,7 +70,7 @@ def _everywhere() -> tuple[Setting, ...]:
 
 
 _guards: list[Any] = []
-"""Of inference mode, kept: each would undo itself."""
+"""Guards of inference mode, kept alive: deleting one would undo it."""
 
 
 def _set_inference_mode(on: bool) -> None:
@@ -95,7 +95,7 @@ def _flushes_denormals() -> bool:
 
 
 class _Open(tuple[str, ...]):
-    """Names of contexts that are open, the outermost first; one that was closed since is no change to undo."""
+    """Names of open contexts, outermost first; a context that has been closed since is not a change."""
 
     __slots__ = ()
 
@@ -106,7 +106,7 @@ class _Open(tuple[str, ...]):
 
 
 def _function_modes() -> _Open:
-    """By name.  Their contexts are open: a mode that is taken away from under its context makes its end fail."""
+    """Names of active modes; not restored, because removing a mode while its context is open makes its exit fail."""
     import torch
 
     inside = torch._C
@@ -135,9 +135,9 @@ def _set_default_device(device: Any) -> None:
 
 
 def _precision() -> tuple[Setting, ...]:
-    """Switches of the precision of fp32 products, the widest first: setting one sets the narrower.
+    """Precision switches of fp32 products, the widest first: setting one sets the narrower ones.
 
-    The two of the old interface lead, as torch refuses to read them while the new ones disagree.
+    The two switches of the old interface come first, because torch refuses to read them while the new ones disagree.
     """
     import torch
 
@@ -163,7 +163,7 @@ def _attribute(words: str, owner: Any, name: str) -> Setting:
 
 
 def _kernels() -> tuple[Setting, ...]:
-    """Switches that choose which kernel runs."""
+    """Return the switches that choose which kernel runs."""
     import torch
 
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
@@ -198,7 +198,7 @@ def _cuda() -> tuple[Setting, ...]:
         for index in range(cuda.device_count())
     )
     return (
-        # The device before the stream: a stream is current on its own device only.
+        # The device before the stream: a stream is only current on its own device.
         Setting("current CUDA device", cuda.current_device, cuda.set_device),
         Setting("current CUDA stream", cuda.current_stream, cuda.set_stream),
         *generators,

@@ -1,13 +1,13 @@
-"""Data that no launch has seen, made from known data in place, with a known answer.
+"""Data that no launch has seen, derived in place from known data so that the answer is known.
 
-`Workload.signs` names the tensors whose last dimension may change sign.  Queries and keys change sign in
-the same drawn dimensions, so every score keeps its bits; values and the gradient of the output change sign
-in others, and with them the outputs.  Sums run over the same magnitudes in the same order, so a right
-launch is exactly as right as before.  The oracle is not computed again: outputs are multiplied by their
-signs and compared with the answer that is there.
+`Workload.signs` names the tensors whose last dimension may change sign.  Queries and keys change sign in the same
+drawn dimensions, so every score keeps its bits.  Values and the gradient of the output change sign in other
+dimensions, and so do the outputs.  Sums run over the same magnitudes in the same order, so a right launch is exactly
+as accurate as before.  The oracle is not computed again: outputs are multiplied by their signs and compared with the
+known answer.
 
-Vectors come from the operating system's entropy, not from `--seed`: a backend must not be able to prepare
-for them, and they change no sample that is recorded.
+The signs come from the operating system's entropy, not from `--seed`: a backend must not be able to prepare
+for them, and they affect no recorded sample.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Variation:
     Args:
         workload: of the case.
         case: the problem.
-        inputs: written in place by `apply`; nobody else may rely on their values meanwhile.
+        inputs: written in place by `apply`; nothing else may rely on their values meanwhile.
     """
 
     def __init__(self, workload: Workload, case: Case, inputs: Inputs) -> None:
@@ -50,7 +50,7 @@ class Variation:
         self._applied = True
 
     def undo(self) -> None:
-        """Bring the inputs back, bit for bit; the next `apply` uses other signs, after `renew`."""
+        """Restore the inputs, bit for bit; after `renew` the next `apply` uses other signs."""
         if self._applied:
             self._flip()
             self._applied = False
@@ -58,12 +58,12 @@ class Variation:
     def renew(self) -> None:
         """Draw other signs.
 
-        Apart from `undo`, because outputs of the last signs may still have to be read.
+        Separate from `undo`, because outputs of the last signs may still have to be read.
         """
         self._signs = self._drawn()
 
     def unsigned(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs of a launch on the changed inputs as they would be on the unchanged; copies."""
+        """Return copies of the outputs of a launch on changed inputs, as they would be on the unchanged ones."""
         copies = {name: tensor.detach().clone() for name, tensor in outputs.items()}
         for name, tensor in copies.items():
             if name in self.names and tensor.is_floating_point():
@@ -72,7 +72,7 @@ class Variation:
 
     def _flip(self) -> None:
         for name, tensor in self._inputs.items():
-            # Through .data: a version counter that tells a backend of the change would tell it to compute.
+            # Through .data: the version counter of the tensor would tell a backend that the data has changed.
             _flip_signs(tensor.data, self._signs[self.names[name]])
 
     def _drawn(self) -> dict[str, Tensor]:
@@ -103,7 +103,7 @@ def _flip_signs(tensor: Tensor, signs: Tensor) -> None:
     """Multiply a tensor by ±1 along its last dimension, in place and exactly.
 
     Args:
-        tensor: floating, or int8 and wider with no value at the lowest end of its range.
+        tensor: floating, or int8 and wider without the lowest value of its range.
         signs: int8 [last dimension], 1 or -1.
     """
     import torch
@@ -111,6 +111,6 @@ def _flip_signs(tensor: Tensor, signs: Tensor) -> None:
     if not tensor.is_floating_point():
         tensor.mul_(signs.to(tensor.dtype))
         return
-    # The sign is the highest bit of every floating format; torch has no products of 8-bit ones.
+    # The sign is the highest bit of every floating format; torch cannot multiply 8-bit ones.
     whole = bits(tensor)
     whole.bitwise_xor_((signs < 0).to(whole.dtype) * torch.iinfo(whole.dtype).min)

@@ -1,8 +1,8 @@
-"""The command line: one verb a file, each with `add_arguments(parser)` and `run(args) -> int`.
+"""The command line: one file per verb, each with `add_arguments(parser)` and `run(args) -> int`.
 
-Nothing heavy is imported before a verb needs it, so `attnbench --help` answers at once.  This is the
-edge where errors become one line on stderr and an exit code: 0 done, 1 a check or verdict failed,
-2 bad usage, 3 nothing could run, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).
+Heavy modules are imported only when a verb needs them, so `attnbench --help` is fast.  `main` turns errors into one
+line on stderr and an exit code: 0 done, 1 a check or verdict failed, 2 bad usage, 3 nothing could run, 130 interrupted
+(143 by SIGTERM, 129 by SIGHUP).
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ VERBS = {
     "compare": "one shape, every backend, one table",
     "check": "correctness only: forward and gradients",
     "list": "backends, configs, suites, workloads, timers, layouts",
-    "doctor": "what this machine can run, what not, why, what to do",
-    "tune": "the fastest configuration of a backend, and how sure that is",
+    "doctor": "what this machine can run, what not, why, and how to fix it",
+    "tune": "the fastest configuration of a backend, with its uncertainty",
     "diff": "two runs compared: a verdict for every row",
-    "load": "a model served under load: latency over rate",
+    "load": "serve a model under load: latency over rate",
     "profile": "the kernels of a suite by ncu, nsys or torch.profiler",
     "links": "how fast the GPUs of this machine reach each other",
-    "merge": "shards of a run put together again",
-    "show": "the tables of a run that was measured before",
-    "explain": "what another attention buys a whole step: predicted, measured",
-    "report": "runs as one page for the browser, and their charts as pictures",
+    "merge": "merge the shards of a run",
+    "show": "the tables of an earlier run",
+    "explain": "the gain of a whole step by another attention: predicted, measured",
+    "report": "runs as one HTML page, and their charts as images",
     "export": "write a run as CSV, XLSX, Markdown, JSON or an older script's layout",
     "import": "turn results of an older script into a run file",
     "data": "recommender data, real or synthetic, in NVIDIA's layout",
-    "history": "the runs that are kept, one row's trend with its changes of level",
+    "history": "all stored runs, and the trend of one row with its changes",
 }
 MODULES = {"list": "listing", "export": "exporting", "import": "importing"}
-"""Files of verbs whose own name means something else in Python."""
+"""Modules of verbs whose own name is a keyword or means something else in Python."""
 
 BROKEN_PIPE = 141
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Of files every failure is a UsageError already; these are left to stdout."""
+"""Errors of a full disk; for files they are UsageErrors already, so these come from stdout."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _forget_stdout() -> None:
-    """Nobody takes what is left: what Python would flush at exit must not complain either."""
+    """Discard the rest of stdout, so that the flush at exit raises no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -125,7 +125,7 @@ def _module_of(verb: str) -> Any:
 
 
 def _verbs_with(flag: str) -> list[str]:
-    """The commands that have this very flag."""
+    """Return the commands that have this flag."""
     from attnbench.cli.parser import Parser
 
     found = []
@@ -143,7 +143,7 @@ def _suites() -> list[str]:
 
 
 def overview() -> str:
-    """The text of `attnbench --help`."""
+    """Return the text of `attnbench --help`."""
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items())
     return f"""usage: attnbench COMMAND ...
@@ -159,7 +159,7 @@ examples:
   attnbench compare --seqlen 4096 --causal    one shape, every backend
   attnbench run flash-sweep --csv sweep.csv   a sweep, rows for a spreadsheet
 
-attnbench COMMAND --help says what a command takes, --help-all every flag of it;
---version says the version.
+attnbench COMMAND --help shows the usual flags of a command, --help-all all of
+them; --version shows the version.
 Exit codes: 0 done, 1 a check failed, 2 bad usage, 3 nothing could run,
 130 interrupted (143 by SIGTERM, 129 by SIGHUP)."""

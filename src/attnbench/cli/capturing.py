@@ -1,4 +1,4 @@
-"""How `attnbench profile` takes captures: what of a plan is launched, by which tool, into which folder."""
+"""Take the captures of `attnbench profile`: what to launch, with which tool, into which folder."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ INSTEAD_OF_NSYS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is asked for."""
+    """The captures to take."""
 
     args: argparse.Namespace
     run: Run
     "cases and backends"
     suite: str
-    "as the user named it"
+    "as the user typed it"
     options: Options
     launches: int | None
-    "None is the tool's own number"
+    "None is the tool's default"
     warmup: int
     whole: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths of --backends files, which the profiled process finds from anywhere."""
+        """Absolute paths of --backends files, valid in the profiled process."""
         return tuple(str(Path(file).absolute()) for file in flags.backend_words(self.args.backends)[1])
 
     def holding(self) -> AbstractContextManager[None]:
@@ -62,7 +62,7 @@ class Plan:
         return holding([device], Output().note, wait=not self.args.no_wait)
 
     def job(self, group: PlannedGroup, backends: Sequence[str], tool: str) -> Job:
-        """What one process launches."""
+        """Return the job of one process."""
         from attnbench.profile.everything import LAUNCHES
         from attnbench.profile.job import Job
 
@@ -83,13 +83,13 @@ class Plan:
         )
 
     def jobs(self, tool: str) -> Iterator[Job]:
-        """A job a case and backend."""
+        """Yield one job per case and backend."""
         for group in self.run.plan:
             for backend in group.backends:
                 yield self.job(group, [backend], tool)
 
     def shots(self, tool: str) -> list[Shot]:
-        """The captures to take: one a job, or those that a layout names.
+        """Return the captures to take: one per job, or those that a layout names.
 
         Raises:
             UsageError: the layout has no names for them.
@@ -124,7 +124,7 @@ class Plan:
         return found
 
     def points(self, captures: Sequence[Capture], launches: int) -> list[Point]:
-        """Places under the roofline, of the cases of the plan."""
+        """Return points on the roofline, of the cases of the plan."""
         from attnbench.dtypes import DTYPES
         from attnbench.machine.peaks import peak
         from attnbench.profile.roofline import points
@@ -140,7 +140,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Captures:
-    """What was taken."""
+    """The captures taken."""
 
     captures: list[Capture]
     points: list[Point]
@@ -149,10 +149,10 @@ class Captures:
 
 
 def one_tool(plan: Plan, rules: Categories) -> Captures | None:
-    """Take a capture of every case and backend; None where only the command lines were to be shown.
+    """Take a capture of every case and backend; return None if the command lines were only printed.
 
     Raises:
-        Unavailable: the tool cannot work here, or no capture came of it.
+        Unavailable: the tool cannot work here, or took no capture.
         NothingToRun: no backend is installed.
     """
     from attnbench.profile.folder import keep, open_folder
@@ -191,17 +191,17 @@ def one_tool(plan: Plan, rules: Categories) -> Captures | None:
             losses.append(f"{job.backends[0]}: {(taken.reason or '').removeprefix(f'{job.backends[0]}: ')}")
             continue
         captures.append(dataclasses.replace(taken.capture, name=name.removeprefix("profile_")))
-        keep(folder, captures)  # after each: Ctrl-C keeps what was taken
+        keep(folder, captures)  # after each, so that Ctrl-C keeps the captures taken
     if not captures:
         raise Unavailable(f"{WHO} {tool}: no capture; {losses[-1]}; {folder} has what {tool} printed")
     return Captures(captures, plan.points(captures, shots[0].job.launches), losses, folder)
 
 
 def everything(plan: Plan, rules: Categories) -> Captures | None:
-    """`profile all`; None where only the command lines were to be shown.
+    """Run `profile all`; return None if the command lines were only printed.
 
     Raises:
-        Unavailable: none of the tools took a capture.
+        Unavailable: no tool took a capture.
         NothingToRun: no backend is installed.
     """
     from attnbench.profile.everything import LAUNCHES, profile_all, tools_of
@@ -272,7 +272,7 @@ def _request(plan: Plan) -> Request:
 
 
 def _suite_words(plan: Plan) -> list[str]:
-    """Suite and flags as the user gave them, files by their paths: the run's own command names no folder."""
+    """Return suite and flags as the user typed them, with file paths: the run's own command names no folder."""
     paths = {Path(file).name: file for file in plan.files}
     if plan.suite.endswith(".toml"):
         paths[Path(plan.suite).name] = plan.suite
@@ -281,7 +281,7 @@ def _suite_words(plan: Plan) -> list[str]:
 
 
 def _names(jobs: Sequence[Job]) -> list[str]:
-    """File names of captures; two selectors that differ only in letters no file may have get numbers."""
+    """Return the file names of captures; selectors that differ only in characters not allowed in files get numbers."""
     from attnbench.profile.job import file_name
 
     several = len({job.case_id for job in jobs}) > 1

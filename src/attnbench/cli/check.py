@@ -1,4 +1,4 @@
-"""`attnbench check`: are the outputs and gradients right?  Nothing is timed."""
+"""`attnbench check`: check outputs and gradients, without timing."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def add_arguments(parser: Parser) -> None:
     flags.add_shape(
         parser,
         note=(
-            "Each a value or a comma list; a default holds where the suite says nothing, but --mode is fwd,fwd-bwd "
-            "whatever the suite says."
+            "Each a value or a comma list. Defaults apply unless the suite sets a value; --mode is always "
+            "fwd,fwd-bwd by default."
         ),
     )
     flags.add_backends(parser, baseline=False)
@@ -44,7 +44,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check; 1 if something is wrong, failed, crashed or hung, 3 if nothing could be checked."""
+    """Check; return 1 if something is wrong, failed, crashed or hung, 3 if nothing could be checked."""
     from attnbench.report.checks import Checks
 
     done = plan_and_execute(args, "check", lambda: _plan(args), Checks)

@@ -23,7 +23,7 @@ def add_arguments(parser: Parser) -> None:
         parser,
         note=(
             "One value each; on a CPU the default of --dtype is fp32. The environment variables BATCH, SEQLEN, NHEADS, "
-            "HEADDIM replace the defaults of the flags they are called after."
+            "HEADDIM replace the defaults of the flags of the same name."
         ),
     )
     flags.add_backends(parser)
@@ -42,7 +42,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure one case by every backend."""
+    """Measure one case with every backend."""
     from attnbench.report.table import Tables
 
     view = flags.view_of(args, "attnbench compare")

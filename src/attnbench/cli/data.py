@@ -1,4 +1,4 @@
-"""`attnbench data`: recommender data in the files of NVIDIA's preprocessing, real or drawn; shapes of it as suites."""
+"""`attnbench data`: real or synthetic recommender data in NVIDIA's layout, and suites of its shapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES, SHAPES = "kuairand-1k", "serving-shapes"
 NAMES = (FILES, SHAPES)
 USERS, SEED, INTERVAL_S = 100, 0, 60
 OF_SHAPES = {"shapes": 6, "batch": "1,8", "num_candidates": "128,1024", "model": "kuairand"}
-"Flags of `serving-shapes` alone, and what they are where they are not given."
+"Flags of `serving-shapes` only, with their defaults."
 MOST_SHAPES = 1000
 
 
@@ -29,31 +29,31 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help=(f"{FILES}: the data set in NVIDIA's layout; {SHAPES}: a small set of steps of it, as suites"),
+        help=(f"{FILES}: the data set in NVIDIA's layout; {SHAPES}: a small set of its steps, as suites"),
     )
     group = parser.add_argument_group("source")
     group.add_argument(
         "--source",
         metavar="DIR",
-        help=("folder of KuaiRand-1K's own files, or its archive KuaiRand-1K.tar.gz (default: users drawn by seed)"),
+        help=("folder of KuaiRand-1K's own files, or its archive KuaiRand-1K.tar.gz (default: synthetic users)"),
     )
-    group.add_argument("--synthetic", action="store_true", help="draw users of the same shape (the default)")
-    group.add_argument("--users", metavar="N", help=f"how many to draw (default: {USERS}; the data set has 1000)")
-    group.add_argument("--seed", metavar="N", help=f"of what is drawn (default: {SEED})")
+    group.add_argument("--synthetic", action="store_true", help="draw users with the same distributions (the default)")
+    group.add_argument("--users", metavar="N", help=f"users to draw (default: {USERS}; the data set has 1000)")
+    group.add_argument("--seed", metavar="N", help=f"random seed (default: {SEED})")
     group = parser.add_argument_group("output")
     group.add_argument(
         "--interval",
         metavar="S",
-        help=(f"seconds of a user's interactions that one request of a replay is for (default: {INTERVAL_S})"),
+        help=(f"seconds of a user's interactions per request of a replay (default: {INTERVAL_S})"),
     )
     group.add_argument("--to", metavar="DIR", default="data", help="folder of the files (default: data)")
     group = parser.add_argument_group(SHAPES)
     group.add_argument(
-        "--shapes", metavar="N", help=(f"histories, one of each stratum of all (default: {OF_SHAPES['shapes']})")
+        "--shapes", metavar="N", help=(f"number of histories, one per stratum (default: {OF_SHAPES['shapes']})")
     )
-    group.add_argument("--batch", metavar="LIST", help=f"users of a step (default: {OF_SHAPES['batch']})")
+    group.add_argument("--batch", metavar="LIST", help=f"users per step (default: {OF_SHAPES['batch']})")
     group.add_argument(
-        "--num-candidates", metavar="LIST", help=(f"candidates of a user (default: {OF_SHAPES['num_candidates']})")
+        "--num-candidates", metavar="LIST", help=(f"candidates per user (default: {OF_SHAPES['num_candidates']})")
     )
     group.add_argument("--model", metavar="NAME", help=f"kuairand or bench (default: {OF_SHAPES['model']})")
     parser.example(
@@ -64,7 +64,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read or draw the users, write the files, say what is in them."""
+    """Read or draw the users, write the files, and print a summary."""
     if args.name not in NAMES:
         raise unknown(WHO, "name", args.name, NAMES)
     output = Output()
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_files(args: argparse.Namespace, output: Output, interval: int) -> None:
-    """The three files of NVIDIA's preprocessing."""
+    """Write the three files of NVIDIA's preprocessing."""
     from pathlib import Path
 
     from attnbench.datasets.processed import BATCHES, INFERENCE, SEQS, write
@@ -101,7 +101,7 @@ def _write_files(args: argparse.Namespace, output: Output, interval: int) -> Non
 
 
 def _write_shapes(args: argparse.Namespace, output: Output, interval: int) -> None:
-    """Suites of listed cases."""
+    """Write suites of listed cases."""
     from pathlib import Path
 
     from attnbench.datasets.serving_shapes import draw_shapes, model_of, write_suites
@@ -134,7 +134,7 @@ def _histories(args: argparse.Namespace, output: Output) -> Iterable[History]:
     from attnbench.datasets import drawn, kuairand
 
     if args.source is not None:
-        # Of shapes the seed is that of their draw, too.
+        # With shapes, the seed is also that of choosing them.
         for flag in ("synthetic", "users", *(("seed",) if args.name == FILES else ())):
             if (value := getattr(args, flag)) not in (None, False):
                 raise UsageError(refusal(WHO, f"--{flag}", value, "does not go with --source", "one of the two"))

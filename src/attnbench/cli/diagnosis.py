@@ -1,4 +1,4 @@
-"""What `attnbench doctor` finds out, before it is shown or written."""
+"""The findings of `attnbench doctor`, before they are printed or written."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BackendRow:
-    """One backend as doctor found it."""
+    """One backend in the report."""
 
     name: str
     workload: str
     title: str
     state: str
-    "ready, untested (it imports; no run of it is on record), missing, broken, not here (another kind of device)"
+    "ready, untested (it imports; no recorded run), missing, broken, not here (another kind of device)"
     version: str | None
     reason: str | None
     install: str
@@ -33,7 +33,7 @@ class BackendRow:
 
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """The card as NVML describes it."""
+    """The GPU as NVML describes it."""
 
     name: str | None
     driver: str | None
@@ -44,21 +44,21 @@ class GpuReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything doctor says."""
+    """The complete report."""
 
     device: str
     environment: Environment
     peak: str | None
     gpu: GpuReport | None
     gpu_reason: str | None
-    "why there is no GPU, or nothing is known of its state"
+    "why there is no GPU, or why its state is unknown"
     profilers: list[Profiler]
     counters_for_all: bool | None
     tuning: list[Advice]
     updates: list[Advice]
     max_jobs: int
     compile_cache: CompileCache | None
-    "of Triton's kernels; None without a GPU"
+    "Triton's; None without a GPU"
     container: list[Finding]
-    "what the container lets a measurement do; empty outside of one"
+    "what the container permits a measurement to do; empty outside a container"
     backends: list[BackendRow]

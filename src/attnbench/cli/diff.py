@@ -1,4 +1,4 @@
-"""`attnbench diff`: two runs compared, a verdict for every row of both."""
+"""`attnbench diff`: compare two runs, with a verdict for every row of both."""
 
 from __future__ import annotations
 
@@ -29,47 +29,47 @@ def add_arguments(parser: Parser) -> None:
         metavar="A",
         help=(
             "run file, the id of a run in --out or in the history, latest or previous, or a file that `attnbench import` "
-            "reads; several, with commas, are more processes of the same code"
+            "reads; several, separated by commas, count as processes of the same code"
         ),
     )
-    parser.add_argument("b", metavar="B", help="the same of the other side")
+    parser.add_argument("b", metavar="B", help="the same for the other side")
     group = parser.add_argument_group("judging")
     group.add_argument(
         "--reference",
         metavar="NAMES",
         help=(
-            "what stayed the same: rows are judged by their ratio to these backends, or to `yardsticks`; none: by their "
+            "what did not change: rows are judged by their ratio to these backends, or to `yardsticks`; none: by their "
             "own times (default: the backends with one version and source in A and B, and the yardsticks)"
         ),
     )
-    group.add_argument("--same-within", metavar="PERCENT", help="what `same` rules out (default: 3)")
+    group.add_argument("--same-within", metavar="PERCENT", help="the change that `same` rules out (default: 3)")
     group.add_argument(
         "--fail-over",
         metavar="PERCENT",
         help=(
-            "exit 1 only for what is slower by more than this: a row, or all rows together (default: any row that is "
-            "`slower`, all rows together by more than --same-within); a row that passed in A and is wrong, out of memory, "
-            "over time, crashed or failed in B always counts"
+            "exit 1 only for slow-downs by more than this, of a row or of all rows together (default: any row that is "
+            "`slower`, all rows together by more than --same-within); a row that passed in A and in B is wrong, out of "
+            "memory, over time, crashed or failed always counts"
         ),
     )
     group.add_argument(
         "--machine-may-move",
         action="store_true",
-        help=("a shift of all rows counts only where the yardsticks show that it is the code's"),
+        help=("a shift of all rows counts only if the yardsticks show that the code caused it"),
     )
-    group.add_argument("--exit-zero", action="store_true", help="exit 0 whatever is found")
+    group.add_argument("--exit-zero", action="store_true", help="exit 0 whatever the result")
     group.add_argument(
         "--across",
         metavar="NAMES",
         help=(
-            "compare although these differ: timer, l2, regime, card, input (default: refuse), gpu (default: rows that "
-            "another GPU measured have no verdict)"
+            "compare although these differ: timer, l2, regime, card, input (default: refuse), gpu (default: no verdict "
+            "for rows measured on another GPU)"
         ),
     )
     group = parser.add_argument_group("output", "A path, or - for stdout (the table then moves to stderr).")
     group.add_argument("--md", metavar="PATH", help="Markdown for a pull request")
     group.add_argument("--json", metavar="PATH", help="everything, as JSON")
-    group.add_argument("--all", action="store_true", help="list rows that are the same, however many")
+    group.add_argument("--all", action="store_true", help="list all rows that are the same")
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     from attnbench.report.diff import LEGEND
 
@@ -84,7 +84,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; 1 if something is worse, 3 if nothing could be judged."""
+    """Compare; return 1 if something is worse, 3 if nothing could be judged."""
     from attnbench.report.diff import markdown, render_diff, to_json
     from attnbench.store.files import check_writable, write_bytes
     from attnbench.verdict.diff import SAME_WITHIN, diff
@@ -138,7 +138,7 @@ def _exit_code(found: Diff, limit: float | None, machine_may_move: bool, output:
 
 
 def _sides(texts: Sequence[str], folder: str) -> list[list[Run]]:
-    """The runs of each side; a run that counted twice would seem more certain than it is.
+    """Return the runs of each side; a run named twice is refused, as it would make the result seem more certain.
 
     Raises:
         UsageError: a run cannot be read, or is named twice.
@@ -147,10 +147,10 @@ def _sides(texts: Sequence[str], folder: str) -> list[list[Run]]:
     sides: list[list[Run]] = []
     for text in texts:
         sides.append([])
-        # A comma may also be part of a file's name.
+        # A file name may contain a comma.
         for name in [text] if is_file(text) else _names("RUN", text) or []:
             path, run = _read(name, folder)
-            place = str(path.resolve())  # what is imported has a new id each time
+            place = str(path.resolve())  # an import gets a new id each time
             if run.id in seen or place in seen:
                 first = seen.get(run.id, path)
                 raise UsageError(refusal(WHO, "RUN", path, f"is run {run.id}, as {first} is", "each run once"))
@@ -160,10 +160,10 @@ def _sides(texts: Sequence[str], folder: str) -> list[list[Run]]:
 
 
 def _read(name: str, folder: str) -> tuple[Path, Run]:
-    """A run, or a file of a seed's layout.
+    """Read a run, or a file of a seed's layout.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such run or file.
         RunFileError: it cannot be read as either.
     """
     from attnbench.formats.layouts import layout_names, load_layout

@@ -1,8 +1,8 @@
-"""what this machine can run, what not, why, and what to do (--watch: the GPU live)
+"""what this machine can run, what not, why, and how to fix it (--watch: the GPU live)
 
-Prints the environment, the GPU's clocks and what holds them back, the profilers that answer, tuning
-commands for this card (printed, never run), and every backend of this kind of device after really importing its
-library.  Without a GPU it speaks of nothing that needs one, and of torch's build for CPUs where that is not here.
+Prints the environment, the GPU's clocks and what limits them, the working profilers, tuning commands for this GPU
+(printed, never run), and every backend of this kind of device after importing its library.  Without a GPU, omits
+everything that needs one, and names torch's CPU build if torch is not installed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ WATCH_S = 0.5
 COLOURS = {"ready": "green", "missing": "default", "broken": "red", "untested": "magenta", "not here": "dim"}
 IMPORTS_AT_ONCE = 4
 CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-"""Without the index pip takes the build for GPUs, which brings CUDA: several GB."""
+"""Without the index, pip installs the GPU build, which includes CUDA: several GB."""
 
 
 def add_arguments(parser: Parser) -> None:
-    """Flags of ``attnbench doctor``."""
+    """Declare the arguments."""
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--json", metavar="PATH", help="write the report as JSON; - is stdout")
     parser.add_argument(
@@ -59,14 +59,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report, or watch.
+    """Print the report, or watch the GPU.
 
     Returns:
         0.
 
     Raises:
         UsageError: a flag is wrong.
-        Unavailable: the device asked for is not there, or there is no GPU to watch.
+        Unavailable: the device is not available, or there is no GPU to watch.
     """
     from attnbench.machine.devices import resolve
     from attnbench.store.files import check_writable, write_text
@@ -90,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examine(device: Device, output: Output) -> Report:
-    """Find out everything `Report` holds.
+    """Return the report.
 
     Args:
-        device: whose card is shown.
-        output: where the progress bar goes.
+        device: device whose GPU is shown.
+        output: output for the progress bar.
     """
     from attnbench.machine import advice, devices, fingerprint, tools
     from attnbench.machine.compile_cache import compile_cache
@@ -102,7 +102,7 @@ def examine(device: Device, output: Output) -> Report:
 
     gpu: Gpu | None = None
     reason = None if device.on_gpu else devices.why_no_gpu()
-    try:  # a card that torch cannot use is still worth showing
+    try:  # show a GPU even if torch cannot use it
         gpu = Gpu.open(device if device.on_gpu else Device("cuda"))
     except Unavailable as error:
         reason = reason or str(error)
@@ -129,11 +129,11 @@ def examine(device: Device, output: Output) -> Report:
 
 
 def check_backends(device: Device, output: Output) -> list[BackendRow]:
-    """Import the library of every backend of this kind of device, each in a process of its own, and judge.
+    """Import the library of every backend of this kind of device, each in a process of its own, and rate the backend.
 
     Args:
-        device: that they are to run on.
-        output: where the progress bar goes.
+        device: device to run on.
+        output: output for the progress bar.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -143,7 +143,7 @@ def check_backends(device: Device, output: Output) -> list[BackendRow]:
 
     backends, kind = registry.all_backends(), device.kind
     wanted = {_module(backend) for backend in backends.values() if kind in backend.devices}
-    # What this process has imported needs no other to find out: torch, which takes seconds.
+    # Modules imported by this process need no child, such as torch, which takes seconds.
     outcomes = {module: ImportOutcome("imported", None, 0.0) for module in wanted if module in sys.modules}
     modules = sorted(wanted - outcomes.keys())
     screen = output.live_console()
@@ -180,7 +180,7 @@ def _judge(backend: Backend, outcome: ImportOutcome | None, device: Device) -> B
 
 
 def _state(backend: Backend, outcome: ImportOutcome | None, device: Device) -> tuple[str, str | None, str | None]:
-    """State, reason and version; the library is asked only after it survived an import elsewhere."""
+    """Return state, reason and version; the library is queried only if it imported in a child."""
     from attnbench.backends.registry import BrokenBackend
 
     kind = device.kind
@@ -196,7 +196,7 @@ def _state(backend: Backend, outcome: ImportOutcome | None, device: Device) -> t
     except Unavailable as error:
         text = str(error).removeprefix(f"{backend.name}: ").removesuffix(f"; {backend.install}")
         return ("broken" if isinstance(backend, BrokenBackend) else "missing"), text, None
-    except Exception as error:  # an edge: an adapter may raise anything, and must not end the report
+    except Exception as error:  # catches everything: an adapter must not end the report
         return "broken", f"{type(error).__name__}: {error}", None
     if backend.tested is None:
         return "untested", "imports; no run of it on record", version
@@ -246,7 +246,7 @@ def _render(report: Report) -> Iterable[RenderableType]:
             width = max(len(item.command) for item in items)
             yield from (f"  {_plain(item.command):<{width}}  [dim]# {item.why}[/]" for item in items)
     yield f"\n[bold]Backends[/] on {report.device}"
-    # Where there is no card, what needs one is no news.
+    # Without a GPU, backends that need one are not listed.
     rows = [row for row in report.backends if report.gpu or row.state != "not here"]
     yield _backend_table(rows)
     if hidden := len(report.backends) - len(rows):
@@ -338,7 +338,7 @@ def _backend_table(rows: list[BackendRow]) -> Table:
 
 
 def _why(row: BackendRow) -> str:
-    """The reason beside the state, without saying the state again."""
+    """Return the reason without the words that repeat the state."""
     return (row.reason or "").removesuffix(" is not installed" if row.state == "missing" else "")
 
 
@@ -347,7 +347,7 @@ def _is_command(install: str) -> bool:
 
 
 def _profiler(profiler: Profiler) -> str:
-    """One line of the profilers' list."""
+    """Return one line of the list of profilers."""
     if profiler.reason:
         return _join(profiler.version, profiler.reason) or ""
     words = f"answers: {profiler.version}"
@@ -391,7 +391,7 @@ def _seconds(text: str) -> float:
 
 
 def _watch(output: Output, device: str, seconds: float, json_path: str | None) -> int:
-    """Show the card until Ctrl-C."""
+    """Show the GPU until Ctrl-C."""
     from attnbench.machine.nvml import Gpu
     from attnbench.machine.watch import watch
 

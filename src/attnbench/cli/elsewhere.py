@@ -1,7 +1,7 @@
-"""Flags of other programs, by what asks for the same here: a wrong flag is answered with the right one.
+"""Flags of other programs, by the flag for the same thing here: a wrong flag is answered with the right one.
 
-They are those of the scripts that docs/migrating.md maps, and of hyperfine, nvbench, tritonbench,
-pytest-benchmark and common benchmark scripts.
+They come from the scripts that docs/migrating.md maps, and from hyperfine, nvbench, tritonbench, pytest-benchmark and
+common benchmark scripts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HERE = {
 
 
 def here(flag: str, known: Collection[str]) -> str | None:
-    """What a command that knows the flags `known` has for a flag of another program; None where there is nothing."""
+    """Return the flag among `known` that corresponds to a flag of another program; None if there is none."""
     name = flag.lstrip("-").lower().replace("_", "-")
     for ours, theirs in HERE.items():
         if name in theirs.split() and ours.split()[0] in known:

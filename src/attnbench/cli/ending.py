@@ -1,4 +1,4 @@
-"""Signals that end a command: SIGTERM and SIGHUP do what Ctrl-C does, and what is finished is kept the same way."""
+"""Handle signals that end a command: SIGTERM and SIGHUP act like Ctrl-C, and finished work is kept the same way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Ended(KeyboardInterrupt):
-    """A signal but Ctrl-C ended the command."""
+    """A signal other than SIGINT ended the command."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -18,13 +18,13 @@ class Ended(KeyboardInterrupt):
 
 
 def exit_code(ending: KeyboardInterrupt) -> int:
-    """128 and the number of the signal, as a shell says it: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
+    """Return 128 plus the number of the signal, as a shell does: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
     return 128 + (ending.number if isinstance(ending, Ended) else signal.SIGINT)
 
 
 @contextlib.contextmanager
 def like_ctrl_c() -> Iterator[None]:
-    """While open, SIGTERM and SIGHUP raise `Ended`; one that is ignored (nohup) stays so."""
+    """Make SIGTERM and SIGHUP raise `Ended` while the block runs; an ignored signal (nohup) stays ignored."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):

@@ -1,4 +1,4 @@
-"""What `run`, `compare` and `check` share: make the plan, check the outputs, execute, show and save."""
+"""The steps that `run`, `compare` and `check` share: plan, check the outputs, execute, show and save."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ if TYPE_CHECKING:
 
 
 class Shown(Protocol):
-    """Prints a run while it grows: `report.table.Tables`, `report.checks.Checks`."""
+    """Prints a growing run: `report.table.Tables`, `report.checks.Checks`."""
 
     def more(self, run: Run) -> None:
-        """Print what is complete and was not printed."""
+        """Print what is complete and not printed yet."""
 
     def end(self, run: Run) -> None:
-        """Print the rest, and what it all comes to."""
+        """Print the rest and the summary."""
 
 
 Show = Callable[["Console"], Shown]
 
 
 def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run], show: Show) -> Run | int:
-    """Plan a run and carry it out, with everything that can go wrong found first.
+    """Plan and execute a run, after finding every error that can be found in advance.
 
     Args:
         args: parsed flags.
         verb: the command.
-        plan: makes the run where --resume does not name one.
-        show: makes what prints its tables.
+        plan: creates the run, unless --resume names one.
+        show: creates the object that prints the tables.
 
     Returns:
-        The run with its records, or an exit code where nothing was to be measured or Ctrl-C ended it.
+        The run with its records, or an exit code if there was nothing to measure or Ctrl-C ended it.
 
     Raises:
-        AttnbenchError: anything that keeps it from being carried out.
+        AttnbenchError: the run cannot be executed.
     """
     from attnbench.suites.estimate import estimate
 
@@ -87,7 +87,7 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
             if failed is not None:
                 raise failed from None
             return exit_code(ending)
-        except UsageError as error:  # the run file cannot be written: what was measured is handed over without it
+        except UsageError as error:  # the run file cannot be written: the results are printed without it
             if not growing.over:
                 raise
             _show_finished(growing, bar)
@@ -108,10 +108,10 @@ def _planned(args: argparse.Namespace, verb: str, plan: Callable[[], Run]) -> tu
 
 
 def layout_of(args: argparse.Namespace, who: str, asked: Mapping[str, str]) -> Layout | None:
-    """The layout that stdout is to have in place of our table.
+    """Return the layout that replaces the tables on stdout.
 
     Raises:
-        UsageError: there is none of this name, it prints nothing, or stdout is wanted by something else.
+        UsageError: there is no layout of this name, it prints nothing, or stdout is needed for another output.
     """
     from attnbench.formats.layouts import load_layout
 
@@ -125,7 +125,7 @@ def layout_of(args: argparse.Namespace, who: str, asked: Mapping[str, str]) -> L
 
 
 def _check_fits(layout: Layout, run: Run, who: str) -> None:
-    """Refuse, before anything is measured, a layout that cannot be written of what is planned.
+    """Refuse, before measuring, a layout that cannot be written for the plan.
 
     Raises:
         UsageError: naming the workload.
@@ -139,18 +139,18 @@ def _check_fits(layout: Layout, run: Run, who: str) -> None:
 
 
 class _Growing:
-    """Takes the events of a run: the bar hears of each, a group that is done is printed, a lost executor is noted.
+    """Handles the events of a run: each updates the bar, a finished group is printed, a lost executor is noted.
 
-    With `aloud` (--verbose) `output` gets a line for each row that ended.
+    With `aloud` (--verbose), `output` gets a line for each finished row.
     """
 
     def __init__(self, run: Run, bar: Bar, shown: Shown | None, output: Output, *, aloud: bool) -> None:
         self.run, self.bar, self.shown, self.output, self.aloud = run, bar, shown, output, aloud
         self.over = False
-        "nothing more is measured"
+        "whether the measurement is finished"
 
     def event(self, event: Event) -> None:
-        """Take the next event."""
+        """Handle the next event."""
         self.bar.event(event)
         words = _ending(event.record) if self.aloud and event.record is not None else None
         words = event.text or None if event.kind in ("waiting", "lost", "unwritten", "ending") else words
@@ -174,13 +174,13 @@ def _execute(
 
 
 def _ending(record: Record) -> str:
-    """How a row ended, for --verbose."""
+    """Return the outcome of a row, for --verbose."""
     said = [record.reason, *record.notes]
     return f"{record.group}  {record.backend}: {'; '.join([record.status.value, *(text for text in said if text)])}"
 
 
 def _show_finished(growing: _Growing, bar: Bar) -> None:
-    """What Ctrl-C finds finished: its cases stand above already, here is what they come to."""
+    """Print the summary after Ctrl-C; the finished cases are printed already."""
     if growing.shown is not None and growing.run.records:
         with bar.aside():
             growing.shown.end(growing.run)
@@ -194,12 +194,12 @@ def _finish(
     written = [] if path is None else [str(path)]
     failed: AttnbenchError | None = None
     missed: str | None = None
-    try:  # who is fastest is not to wait for files, nor to be lost where Ctrl-C finds them unfinished
+    try:  # print the result before writing files, so that Ctrl-C cannot lose it
         if shown is not None:
             shown.end(run)
         if layout is not None:
             _print_layout(run, layout)
-    finally:  # and whoever reads the table may leave in the middle of it
+    finally:  # even if the reader of the table closes the pipe
         files, failed = _written(run, asked)
         written += files
         missed = None if path is None else _keep(path)
@@ -218,7 +218,7 @@ def _finish(
 
 
 def _written(run: Run, asked: Mapping[str, str]) -> tuple[list[str], AttnbenchError | None]:
-    """Write the files that were asked for, but what goes to stdout: their names, and what went wrong first."""
+    """Write the requested files except those on stdout; return their names, and the first error."""
     from attnbench.cli.formats import write_format
 
     written: list[str] = []
@@ -226,7 +226,7 @@ def _written(run: Run, asked: Mapping[str, str]) -> tuple[list[str], AttnbenchEr
     for name, target in asked.items():
         try:
             written += [target] if target != "-" and write_format(run, name, target) else []
-        except AttnbenchError as error:  # a disk that filled up meanwhile takes no other files along
+        except AttnbenchError as error:  # an error of one file must not prevent the others
             failed = failed or error
     return written, failed
 
@@ -238,7 +238,7 @@ def _keep(path: Path) -> str | None:
 
 
 def _print_layout(run: Run, layout: Layout) -> None:
-    """Print what an older script printed, alone on stdout: our own table and what follows go to stderr then.
+    """Print an older script's output, alone on stdout: attnbench's table and all other lines then go to stderr.
 
     Raises:
         UsageError: the run does not fit the layout, or its script printed nothing.
@@ -252,7 +252,7 @@ def _print_layout(run: Run, layout: Layout) -> None:
 
 
 def verdict(run: Run) -> int:
-    """Exit code of a measured run: 1 if an output was wrong.
+    """Return the exit code of a measured run: 1 if an output was wrong.
 
     Raises:
         NothingToRun: no row passed.
@@ -266,7 +266,7 @@ def verdict(run: Run) -> int:
 
 
 def nothing_ran(run: Run) -> NothingToRun:
-    """Why a run has no result, from its first record."""
+    """Return the reason why a run has no result, from its first record."""
     first = next((record for record in run.records if record.reason), None)
     if first is None or first.reason is None:
         return NothingToRun(f"attnbench: suite={run.suite} has no row that could run; its plan is empty")
@@ -281,7 +281,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _stopped(run: Run, path: Path | None, args: argparse.Namespace, verb: str, written: Sequence[str]) -> str:
-    """What Ctrl-C left, and the line that goes on; `written`: what has the groups that are finished, beside `path`."""
+    """Return what is kept after Ctrl-C, and the command that resumes; `written`: more files with finished groups."""
     import shlex
 
     from attnbench.store.runfile import read
@@ -327,7 +327,7 @@ def _show_plan(run: Run, time: Estimate, executors: Sequence[Executor], output: 
     terminal.title(f"{run.suite} on {', '.join(executor.name for executor in executors)}", "")
     shown: tuple[str, ...] = ()
     for group in groups:
-        if group.backends != shown:  # a plan gives every case the same
+        if group.backends != shown:  # most plans have the same for every case
             shown = group.backends
             terminal.line(", ".join(shown), "dim")
         terminal.line(f"  {group.group}")

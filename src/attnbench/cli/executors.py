@@ -1,4 +1,4 @@
-"""Flags that say what measures a run, and the executors that they mean."""
+"""The flags that choose what executes a run, and the executors they select."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def add_arguments(parser: Parser, *, several: bool = True) -> None:
         "--jobs",
         metavar="N",
         help=(
-            "processes that compile our Triton kernels ahead, while nothing is sampled; 0: each first call compiles "
-            "(default: one a core)"
+            "processes that compile Triton kernels in advance, while nothing is sampled; 0: each first call compiles "
+            "(default: one per core)"
         ),
     )
     if not several:
@@ -34,20 +34,20 @@ def add_arguments(parser: Parser, *, several: bool = True) -> None:
         "--gpus",
         metavar="all|LIST",
         help=(
-            "a worker on each of these GPUs, such as 0,2: they take groups from one queue, the longest first; each group "
-            "stays on one GPU (default: the one of --device)"
+            "one worker on each of these GPUs, such as 0,2; they take groups from one queue, longest first, and each "
+            "group stays on one GPU (default: the one of --device)"
         ),
     )
     group.add_argument(
         "--engine",
         metavar="local|ray",
-        help="where workers run: local, or on every GPU of a Ray cluster (of --device cpu on every machine) (default: local)",
+        help="where workers run: local, or every GPU of a Ray cluster (--device cpu: every machine) (default: local)",
     )
-    group.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster; this machine has to be part of it")
+    group.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster, which must include this machine")
     group.add_argument(
         "--shard",
         metavar="I/N",
-        help="measure this part of the plan, such as 2/5; `attnbench merge` puts the parts together (default: all of it)",
+        help="measure this part of the plan, such as 2/5; `attnbench merge` merges the parts (default: all of it)",
     )
 
 
@@ -57,16 +57,16 @@ def add_no_wait(group: argparse._ActionsContainer) -> None:
 
 
 def planned_device(args: argparse.Namespace, who: str, device: str | None) -> Device:
-    """The device that a plan is made for: the first of --gpus, else `device`, the value of --device.
+    """Return the device of a plan: the first of --gpus, else `device`, the value of --device.
 
     Raises:
-        UsageError: both are given, or --gpus is written wrong.
-        Unavailable: it is not there.
+        UsageError: both are given, or --gpus is malformed.
+        Unavailable: the device is not available.
     """
     from attnbench.machine.device import Device
     from attnbench.machine.devices import resolve
 
-    if on_cluster(args, who):  # which may have what this machine has not
+    if on_cluster(args, who):  # which may have GPUs that this machine lacks
         return Device.parse("cuda" if device in (None, "auto") else str(device))
     if args.gpus is None:
         return resolve(device or "auto")
@@ -76,11 +76,11 @@ def planned_device(args: argparse.Namespace, who: str, device: str | None) -> De
 
 
 def executors_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[str]) -> list[Executor]:
-    """What measures a run that is planned.
+    """Return the executors of a planned run.
 
     Raises:
         UsageError: the flags contradict each other.
-        Unavailable: a GPU is not there.
+        Unavailable: a GPU is not available.
     """
     from attnbench.machine.device import Device
     from attnbench.sweep.teams import executors_on, largest_team
@@ -105,10 +105,10 @@ def executors_of(args: argparse.Namespace, who: str, run: Run, files: Sequence[s
 
 
 def jobs_of(args: argparse.Namespace, who: str) -> int:
-    """How many processes compile ahead; 0 on a cluster, whose machines have caches of their own.
+    """Return the number of processes that compile in advance; 0 on a cluster, whose machines have their own caches.
 
     Raises:
-        UsageError: --jobs is no number of processes.
+        UsageError: --jobs is not a valid count.
     """
     from attnbench.suites.settings import whole
     from attnbench.sweep.ahead import default_jobs
@@ -125,7 +125,7 @@ def jobs_of(args: argparse.Namespace, who: str) -> int:
 
 
 def on_cluster(args: argparse.Namespace, who: str) -> bool:
-    """Whether the run is to be measured by Ray.
+    """Return whether Ray executes the run.
 
     Raises:
         UsageError: the flags contradict each other.

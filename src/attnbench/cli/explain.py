@@ -1,4 +1,4 @@
-"""`attnbench explain`: what attention takes of a whole step, and what another attention should buy and bought."""
+"""`attnbench explain`: attention's share of a whole step, and the predicted and measured gain of another attention."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print predicted and measured steps, case by case."""
+    """Print predicted and measured steps for each case."""
     from attnbench.presentation.block import backend_name
     from attnbench.presentation.blocks import by_case
     from attnbench.presentation.reconcile import reconciled
@@ -62,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _row(name: str, rows: Sequence[str]) -> str:
-    """The row of that name, or the one whose attention it is: ``fa3-fwd`` is ``video[fa3-fwd]``.
+    """Return the row of that name, or the row with that attention: ``fa3-fwd`` is ``video[fa3-fwd]``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such row.
     """
     meant = [row for row in rows if row.partition("[")[2] == f"{name}]"]
     if name not in rows and len(meant) == 1:

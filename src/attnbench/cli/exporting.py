@@ -1,4 +1,4 @@
-"""`attnbench export`: a run in another format, or in the layout of an older script (a seed)."""
+"""`attnbench export`: write a run in another format, or in the layout of an older script (a seed)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def add_arguments(parser: Parser) -> None:
         "--backends",
         metavar="LIST",
         action="append",
-        help="rows of these backends alone, by their names in the run (default: all)",
+        help="only rows of these backends, by their names in the run (default: all)",
     )
     group.add_argument("--by", metavar="AXIS", help="one file for each value of this axis (default: one file)")
     group.add_argument(
         "--layout",
         metavar="NAME",
-        help=("what an older script wrote (`attnbench list layouts`), instead of our own rows (default: none)"),
+        help=("the format of an older script (`attnbench list layouts`), not attnbench's own rows (default: none)"),
     )
-    group.add_argument("--to", metavar="PATH", help="file or folder for --layout (default: -, as it was printed)")
+    group.add_argument("--to", metavar="PATH", help="file or folder for --layout (default: -, print it)")
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
     parser.example(
         "attnbench export latest --csv rows.csv --xlsx rows.xlsx",
@@ -50,7 +50,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the run, then write what was asked for."""
+    """Read the run, then write the requested outputs."""
     from attnbench.cli.formats import format_names, write_format
     from attnbench.formats.layouts import load_layout
 
@@ -72,10 +72,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(args: argparse.Namespace) -> Run:
-    """The run that was asked for, or those of its rows that were.
+    """Return the requested run, reduced to the requested rows.
 
     Raises:
-        UsageError: it has no such backend.
+        UsageError: the run has no such backend.
     """
     found = read_run(args.source, args.out, WHO)[1]
     wanted = flags.selector_words("--backends", args.backends)
@@ -88,7 +88,7 @@ def _read(args: argparse.Namespace) -> Run:
 
 
 def _layout_target(args: argparse.Namespace, asked: dict[str, str]) -> str:
-    """Where a layout goes: --to, or the path of the one format flag given with it."""
+    """Return the target of a layout: --to, or the path of the one format flag given with it."""
     from attnbench.cli.formats import load_format
 
     targets = [*asked.values(), *([args.to] if args.to is not None else [])]

@@ -1,7 +1,7 @@
-"""Flags that several verbs share, generated from what they speak of.
+"""Flags that several verbs share, generated from their sources.
 
-Shape flags come from the axes of the workloads, measuring flags from `suites.settings`, output flags
-from the formats: a new axis, setting or exporter has its flag without a line here.
+Shape flags come from the axes of the workloads, measuring flags from `suites.settings`, output flags from the formats,
+so a new axis, setting or exporter gets its flag without a change here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from attnbench.presentation.columns import View
 
 AXIS = "axis_"
-"""Prefix of the attributes that hold shape flags, as the user wrote them."""
+"""Prefix of the attributes that hold shape flags, as the user typed them."""
 
 FIRST = "attention"
-"""The workload of a shape that says no other."""
+"""The default workload of a shape."""
 
 CHECK_SETTINGS = ("timeout", "input", "seed", "device")
-"""What a check takes of the settings: the others are about time."""
+"""The settings of a check: the others concern timing."""
 
 
 USUAL_SHAPE = ("--batch", "--seqlen", "--nheads", "--headdim", "--causal", "--dtype", "--mode")
@@ -51,11 +51,11 @@ USUAL = (
     "--quiet",
     "--verbose",
 )
-"""What the short help of run, compare and check shows."""
+"""Flags shown in the short help of run, compare and check."""
 
 
 def usual_of(words: Sequence[str]) -> tuple[str, ...]:
-    """What the short help shows where the words name a shipped suite of another workload: all of its axes."""
+    """Return the flags of the short help if the words name a shipped suite of another workload: all of its axes."""
     from attnbench.suites.load import load_suite, suite_names
 
     suite = next((word for word in words if word in suite_names()), None)
@@ -67,12 +67,12 @@ def usual_of(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def add_shape(parser: Parser, *, note: str) -> None:
-    """Add a flag for every axis of every workload; `note` says where defaults come from."""
+    """Add a flag for every axis of every workload; `note` tells where defaults come from."""
     helps: dict[str, str] = {}
     for name in workload_names():
         workload = load_workload(name)
-        words = [note] if not helps else ["Besides the flags above that it shares."]
-        # A shared flag is one flag; where it means more here, this group says what.
+        words = [note] if not helps else ["In addition to the shared flags above."]
+        # A shared flag is declared once; if it means more for this workload, this group says so.
         words += [
             f"--{_dashed(axis.name)}: {axis.help}."
             for axis in workload.axes
@@ -101,19 +101,19 @@ def _add_axis(group: argparse._ArgumentGroup, axis: Axis) -> None:
 
 
 def add_workload(parser: Parser) -> None:
-    """Add the choice of a workload, for a verb that takes a shape without a suite."""
+    """Add the choice of a workload, for a verb that accepts a shape without a suite."""
     parser.add_argument(
         "--workload",
         metavar="NAME",
         help=(
-            "whose shape it is, of `attnbench list workloads` (default: the one that has the shape flags given, attention "
-            "before others)"
+            "workload of the shape, of `attnbench list workloads` (default: the first that has all given shape flags, "
+            "attention before others)"
         ),
     )
 
 
 def workload_of(args: argparse.Namespace, who: str) -> str:
-    """The workload that --workload names, or else the first that has every shape flag given.
+    """Return the workload named by --workload, or else the first that has every given shape flag.
 
     Raises:
         UsageError: there is no such workload.
@@ -130,42 +130,42 @@ def workload_of(args: argparse.Namespace, who: str) -> str:
 
 
 def shape_suite(workload: str) -> str:
-    """The suite of one shape of a workload: what `compare` measures where no flag says otherwise."""
+    """Return the suite of one shape of a workload, which `compare` measures by default."""
     return "compare" if workload == FIRST else f"compare-{workload}"
 
 
 def add_backends(parser: Parser, *, baseline: bool = True) -> None:
-    """Add the choice of backends, and of the baseline where something is compared."""
+    """Add the choice of backends, and of the baseline if something is compared."""
     group = parser.add_argument_group("backends")
     group.add_argument(
         "--backends",
         action="append",
         metavar="NAMES|FILE.py",
         help=(
-            "comma list of names, name[config], name[*] for every configuration of the shape beside the suite's "
-            "references, wildcards (sdpa-*), all, or a|b for the first that can run here, in place of the suite's; a "
-            "Python file joins its backends to what is measured (default: the suite's)"
+            "comma list of names, name[config], name[*] for every configuration of the shape plus the suite's "
+            "references, wildcards (sdpa-*), all, or a|b for the first that can run, replacing the suite's; a Python "
+            "file adds its backends to the selection (default: the suite's)"
         ),
     )
-    group.add_argument("--skip", action="append", metavar="NAMES", help="leave these out (default: none)")
+    group.add_argument("--skip", action="append", metavar="NAMES", help="omit these (default: none)")
     group.add_argument(
         "--path",
         action="append",
         metavar="DIR",
         help=(
-            "a checkout to import a library from that is on no package index: generative-recommenders, for "
-            "hstu-meta-triton (default: what its environment variable names)"
+            "checkout of a library that is in no package index: generative-recommenders, for hstu-meta-triton "
+            "(default: the one in its environment variable)"
         ),
     )
     if not baseline:
         parser.set_defaults(baseline=None)
         return
-    group.add_argument("--baseline", metavar="NAME", help="what speed-ups refer to (default: the suite's)")
+    group.add_argument("--baseline", metavar="NAME", help="reference of the speed-ups (default: the suite's)")
 
 
 def add_measuring(parser: Parser, names: Iterable[str] | None = None) -> None:
-    """Add the settings, all or those named, and the way to take a run up again."""
-    group = parser.add_argument_group("measuring", "A default holds where the suite says nothing.")
+    """Add the settings, all or those named, and the flag that resumes a run."""
+    group = parser.add_argument_group("measuring", "Defaults apply unless the suite sets a value.")
     wanted = None if names is None else set(names)
     for one in SETTINGS:
         if wanted is None or one.name in wanted:
@@ -183,20 +183,20 @@ def add_measuring(parser: Parser, names: Iterable[str] | None = None) -> None:
 
 
 def add_output(parser: Parser) -> None:
-    """Add where results go."""
+    """Add the flags of outputs."""
     group = parser.add_argument_group("output", "A path, or - for stdout (the table then moves to stderr).")
     add_exports(group)
     group.add_argument(
         "--save", action=argparse.BooleanOptionalAction, default=True, help="keep the run file (default: kept)"
     )
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of run files (default: results)")
-    group.add_argument("--dry-run", action="store_true", help="show the plan and an estimate, measure nothing")
-    group.add_argument("-q", "--quiet", action="store_true", help="print nothing but the name of the run file")
-    group.add_argument("-v", "--verbose", action="store_true", help="say on stderr how each row ended, with its notes")
+    group.add_argument("--dry-run", action="store_true", help="show the plan and an estimate without measuring")
+    group.add_argument("-q", "--quiet", action="store_true", help="print only the name of the run file")
+    group.add_argument("-v", "--verbose", action="store_true", help="print each row's outcome and notes on stderr")
 
 
 def add_view(parser: Parser, *, layout: bool = True) -> None:
-    """Add what the tables look like."""
+    """Add the flags of the look of tables."""
     from attnbench.presentation.columns import ALL, KEYS
 
     group = parser.add_argument_group("table")
@@ -204,34 +204,31 @@ def add_view(parser: Parser, *, layout: bool = True) -> None:
         "--columns",
         metavar="LIST",
         help=(
-            f"columns of the tables, of {', '.join(KEYS[1:])}; or {ALL}; the matrix at the end shows the first that is a "
-            "number (default: as many as the page has room for)"
+            f"columns of the tables, of {', '.join(KEYS[1:])}; or {ALL}; the matrix at the end shows the first numeric "
+            "one (default: as many as fit the width)"
         ),
     )
     group.add_argument(
         "--sort",
         metavar="COLUMN",
-        help=(
-            "order of the rows: a column, backend or plan, the best first; COLUMN:reverse turns it round (default: "
-            "median)"
-        ),
+        help=("order of the rows: a column, backend or plan, best first; COLUMN:reverse reverses it (default: median)"),
     )
     if layout:
         group.add_argument(
             "--layout",
             metavar="NAME",
             help=(
-                "print what an older script printed (`attnbench list layouts`) in place of our table, which moves to "
-                "stderr (default: none)"
+                "print the output of an older script (`attnbench list layouts`) instead of attnbench's table, which "
+                "moves to stderr (default: none)"
             ),
         )
 
 
 def view_of(args: argparse.Namespace, who: str) -> View:
-    """The view that the flags of `add_view` ask for.
+    """Return the view that the flags of `add_view` request.
 
     Raises:
-        UsageError: no such column.
+        UsageError: there is no such column.
     """
     from attnbench.presentation.columns import ALL, KEYS, PLAN, VALUES, View
 
@@ -258,10 +255,10 @@ def add_exports(group: argparse._ArgumentGroup | Parser) -> None:
 
 
 def exports(args: argparse.Namespace, who: str) -> dict[str, str]:
-    """Exports asked for, by exporter's name.
+    """Return the requested exports, by exporter's name.
 
     Raises:
-        UsageError: two of them for stdout, or for one file.
+        UsageError: two of them go to stdout or to one file.
     """
     asked = {
         name.removeprefix("export_"): path
@@ -281,7 +278,7 @@ def exports(args: argparse.Namespace, who: str) -> dict[str, str]:
 
 
 def check_exports(asked: dict[str, str], by: str | None = None) -> None:
-    """Find out before anything is measured what cannot be written.
+    """Check before measuring that every export can be written.
 
     Raises:
         UsageError: naming the path.
@@ -294,7 +291,7 @@ def check_exports(asked: dict[str, str], by: str | None = None) -> None:
 
 
 def backend_words(values: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split what --backends was given into selectors and files.
+    """Split the values of --backends into selectors and files.
 
     Raises:
         UsageError: a value names nothing.
@@ -305,7 +302,7 @@ def backend_words(values: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[
 
 
 def selector_words(flag: str, values: Sequence[str] | None) -> list[str]:
-    """Selectors of a flag that may be given several times.
+    """Return the selectors of a flag that may be given several times.
 
     Raises:
         UsageError: a value names nothing.

@@ -1,4 +1,4 @@
-"""Every format that a run can be written in: the exporters of the store, and the page of the report."""
+"""All formats for a run: the exporters of the store, and the page of the report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from attnbench.formats.exports.base import Exporter
 from attnbench.record import Run
 
 PAGE = "html"
-"The store may not import the report, so the two meet here."
+"The store may not import the report, so this module combines the two."
 
 
 def format_names() -> list[str]:
-    """Names of all formats, each of which is a flag."""
+    """Return the names of all formats, each of which is a flag."""
     return sorted([*exporter_names(), PAGE])
 
 
@@ -31,17 +31,17 @@ def load_format(name: str) -> Exporter:
 
 
 def check_format(name: str, target: str, by: str | None = None) -> None:
-    """Refuse, before anything is measured, what `write_format` would refuse.
+    """Refuse, before measuring, what `write_format` would refuse.
 
     Raises:
-        UsageError: a target that the format cannot fill.
+        UsageError: the format cannot be written to the target.
         Unavailable: a library that it needs is missing.
     """
     check_target(name, target, by, load=load_format)
 
 
 def write_format(run: Run, name: str, target: str, by: str | None = None) -> list[Path]:
-    """Write `run` in a format; the files written, none for stdout.
+    """Write `run` in a format; return the files written, none for stdout.
 
     Raises:
         UsageError: the target cannot be written.

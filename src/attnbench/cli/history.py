@@ -1,4 +1,4 @@
-"""`attnbench history`: the runs that are kept, one row's trend, runs put in and taken out."""
+"""`attnbench history`: list the stored runs, show one row's trend, add and restore runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WHO = "attnbench history"
 LISTED = 30
-"Runs of a list that nothing bounds."
+"Default number of listed runs."
 
 
 def add_arguments(parser: Parser) -> None:
@@ -28,22 +28,22 @@ def add_arguments(parser: Parser) -> None:
         "row",
         nargs="?",
         metavar="ROW",
-        help=("CASE/BACKEND, or any part of it that no other row has: draw this row's trend (default: list the runs)"),
+        help=("CASE/BACKEND, or any unique part of it: show this row's trend (default: list the runs)"),
     )
     group = parser.add_argument_group("which")
     group.add_argument("--case", metavar="TEXT", help="part of the case's id, instead of ROW")
     group.add_argument("--backend", metavar="NAME", help="the backend, or part of its name, instead of ROW")
-    group.add_argument("--suite", metavar="NAME", help="runs of this suite alone (default: all)")
-    group.add_argument("--since", metavar="WHEN", help="runs from a date on; 30d is the last 30 days (default: all)")
+    group.add_argument("--suite", metavar="NAME", help="only runs of this suite (default: all)")
+    group.add_argument("--since", metavar="WHEN", help="only runs since a date; 30d is the last 30 days (default: all)")
     group.add_argument(
-        "--limit", metavar="N", help=(f"the newest N runs (default: {LISTED} of the list, all of a trend)")
+        "--limit", metavar="N", help=(f"the newest N runs (default: {LISTED} for the list, all for a trend)")
     )
     group = parser.add_argument_group("output", "A path, or - for stdout.")
-    group.add_argument("--csv", metavar="PATH", help="the list or the trend, a line a run")
-    group.add_argument("--json", metavar="PATH", help="the same as JSON, with the changes of level")
-    group = parser.add_argument_group("in and out")
-    group.add_argument("--add", nargs="+", metavar="RUN", help="put run files, or all of a folder, into the history")
-    group.add_argument("--restore", metavar="RUN", help="write the run of this id as the run file it was")
+    group.add_argument("--csv", metavar="PATH", help="the list or the trend, one line per run")
+    group.add_argument("--json", metavar="PATH", help="the same as JSON, with the level changes")
+    group = parser.add_argument_group("add and restore")
+    group.add_argument("--add", nargs="+", metavar="RUN", help="add run files, or all of a folder, to the history")
+    group.add_argument("--restore", metavar="RUN", help="write the run file of the run with this id")
     group.add_argument(
         "--to", metavar="PATH", help=("where --restore writes, - for stdout (default: its place in --out)")
     )
@@ -67,7 +67,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what is asked for; 0, or 1 where a run file could not be added."""
+    """Execute the request; return 0, or 1 if a run file could not be added."""
     from attnbench.store.history.place import OFF, VARIABLE, find_place
 
     filters, place = _checked(args), find_place(args.db, args.out)
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _checked(args: argparse.Namespace) -> Filters:
-    """Everything that can be refused before a database is opened."""
+    """Check everything that can be checked without opening a database."""
     from attnbench.store.files import check_writable
     from attnbench.store.history.reading import Filters, since
 
@@ -125,14 +125,14 @@ def _add(sources: Sequence[str], place: Place) -> int:
 
     output, counts, failed = Output(), dict.fromkeys(("added", "grown", "unchanged", "older"), 0), 0
     files = list(_files(sources, output))
-    if not files:  # nor is an empty history made
+    if not files:  # without creating an empty history
         return 1
     with open_history(place, write=True) as history:
         for path, named in files:
             try:
                 counts[add(history, read(path))] += 1
             except RunFileError as error:
-                # A folder may hold other JSON; a file that was named is meant.
+                # A folder may hold other JSON files; a named file must be a run file.
                 output.note(str(error))
                 failed += named
             except UsageError as error:
@@ -144,7 +144,7 @@ def _add(sources: Sequence[str], place: Place) -> int:
 
 
 def _files(sources: Sequence[str], output: Output) -> Iterator[tuple[Path, bool]]:
-    """Run files, and whether each was named itself."""
+    """Yield run files, and whether each was named itself."""
     from attnbench.store.files import is_folder
 
     for source in sources:

@@ -1,4 +1,4 @@
-"""`attnbench import`: a file of a seed becomes a run file."""
+"""`attnbench import`: convert a file of a seed to a run file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ WHO = "attnbench import"
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("source", metavar="PATH", help="a file or folder that an older script wrote")
+    parser.add_argument("source", metavar="PATH", help="a file or folder written by an older script")
     parser.add_argument(
         "--layout",
         metavar="NAME",
-        help=("what it is, by `attnbench list layouts` (default: found out from its content)"),
+        help=("its format, of `attnbench list layouts` (default: detected from its content)"),
     )
     group = parser.add_argument_group("output", "A path, or - for stdout.")
     flags.add_exports(group)

@@ -1,4 +1,4 @@
-"""`attnbench links`: how fast the GPUs of this machine reach each other."""
+"""`attnbench links`: measure how fast the GPUs of this machine communicate."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.add_argument("--gpus", metavar="all|LIST", help="between these, such as 0,2 (default: all)")
     parser.add_argument(
-        "--ranks", metavar="N", help="in place of GPUs so many processes on the CPU, joined by gloo: to try it out"
+        "--ranks", metavar="N", help="use this many CPU processes with gloo instead of GPUs, for a trial"
     )
     parser.add_argument("--sizes", metavar="LIST", default=SIZES, help=f"MiB to each peer (default: {SIZES})")
     add_no_wait(parser)

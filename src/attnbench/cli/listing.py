@@ -1,4 +1,4 @@
-"""`attnbench list`: what there is to choose from, without importing torch."""
+"""`attnbench list`: list the choices, without importing torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = list[dict[str, Any]]
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "what", nargs="?", metavar="WHAT", help=(f"one of {', '.join(LISTS)} (default: what can be listed)")
+        "what", nargs="?", metavar="WHAT", help=(f"one of {', '.join(LISTS)} (default: the lists themselves)")
     )
     parser.add_argument("names", nargs="?", metavar="NAMES", help="the same as --backends NAMES")
     parser.add_argument(
@@ -32,7 +32,7 @@ def add_arguments(parser: Parser) -> None:
         help=("only these, for `list backends` and `list configs`; a Python file adds its own (default: all)"),
     )
     parser.add_argument("--json", metavar="PATH", help="write the list as JSON; - for stdout")
-    flags.add_shape(parser, note="For `list configs`: whose configurations they are, each one value.")
+    flags.add_shape(parser, note="For `list configs`: the shape whose configurations are listed, one value each.")
     parser.show_first("--backends", "--json", *flags.USUAL_SHAPE)
     parser.example(
         "attnbench list backends",
@@ -43,7 +43,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show one of the lists; without a name what can be listed."""
+    """Show one of the lists; without a name, the names of the lists."""
     from attnbench.cli.request import axis_words
     from attnbench.store.files import check_writable, write_text
 
@@ -96,7 +96,7 @@ def _show(what: str | None, rows: Rows) -> None:
 
 
 def _backend_table(rows: Rows) -> Rows:
-    """What a table has room for; --json has everything."""
+    """Return the columns that fit a table; --json has all."""
     several = len({row["workload"] for row in rows}) > 1
     return [
         {
@@ -111,7 +111,7 @@ def _backend_table(rows: Rows) -> Rows:
 
 
 def _spaces(rows: Rows) -> Rows:
-    """A row a backend: of all backends together there are thousands of configurations."""
+    """Return one row per backend: all backends together have thousands of configurations."""
     found: dict[str, list[str]] = {}
     for row in rows:
         found.setdefault(row["name"].partition("[")[0], []).append(row["name"])
@@ -128,10 +128,10 @@ def _spaces(rows: Rows) -> Rows:
 
 
 def _config_table(rows: Rows) -> Rows:
-    """A column a field that differs, where all have the same plain ones; else each names its own in one column."""
+    """Return one column per differing field if all have the same plain fields; else one column with all fields."""
     marked = any("default" in row for row in rows)
     nested = any(isinstance(value, dict) for row in rows for value in row.values())
-    if len(rows) > 1 and not nested:  # --json has those that all share
+    if len(rows) > 1 and not nested:  # --json has the shared ones too
         first = rows[0]
         shared = {name for name in first if all(name in row and row[name] == first[name] for row in rows)} - {"default"}
         rows = [{name: value for name, value in row.items() if name not in shared} for row in rows]
@@ -181,7 +181,7 @@ def _backends(args: argparse.Namespace) -> Rows:
 
 
 def _configs(args: argparse.Namespace) -> Rows:
-    """Configurations for the case of the shape flags: they depend on it.  Who has no such axis is left out."""
+    """Return the configurations for the case of the shape flags; backends without such an axis are skipped."""
     from attnbench.cli.request import axis_words
     from attnbench.workloads.base import load_workload, unknown_axis
 
@@ -202,7 +202,7 @@ def _configs(args: argparse.Namespace) -> Rows:
 
 
 def _config_rows(backend: Backend, case: Any) -> Rows:
-    """A row a configuration; the tuned default is marked, and comes first where it is none of those that are tuned."""
+    """Return one row per configuration; the default is marked, and comes first if it is not in the search space."""
     there, default = list(backend.configs(case)), backend.default_of(case)
     if default is not None and all(config.short != default.short for config in there):
         there.insert(0, default)
@@ -284,11 +284,11 @@ LISTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
     "layouts": _layouts,
 }
 SHOWS = {
-    "backends": "implementations, whether they are installed, and the line that installs them",
-    "configs": "who has configurations, used as name[config]; with a name its own, for a shape",
+    "backends": "implementations, whether they are installed, and the command that installs them",
+    "configs": "backends with configurations (used as name[config]), or those of one backend for a shape",
     "suites": "sets of cases and backends for run, check and profile",
     "workloads": "families of problems, with the axes of their shapes",
     "timers": "ways to measure a call, for --timer",
     "layouts": "formats of older scripts, for export and import",
 }
-"""What each list is about, for `attnbench list` alone."""
+"""What each list shows, for `attnbench list` without a name."""

@@ -1,4 +1,4 @@
-"""`attnbench load`: a model served under load, latency from the scheduled time of each request."""
+"""`attnbench load`: serve a model under load; latency counts from the scheduled time of each request."""
 
 from __future__ import annotations
 
@@ -27,43 +27,39 @@ DRAIN_S = 30.0
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument("name", metavar="NAME", help=f"what is loaded: {', '.join(NAMES)}")
+    parser.add_argument("name", metavar="NAME", help=f"workload to serve: {', '.join(NAMES)}")
     group = parser.add_argument_group("load")
     group.add_argument(
         "--config",
         metavar="NAME",
-        help=(
-            "model with its users and batching: bench, kuairand, dlrm-v3, small, tiny (default: bench, on a CPU small)"
-        ),
+        help=("model, users and batching: bench, kuairand, dlrm-v3, small, tiny (default: bench, on a CPU small)"),
     )
     group.add_argument(
         "--scenario",
         metavar="NAME",
         help=(
-            "server: MLPerf LoadGen's Poisson arrivals; offline: LoadGen's, all at once; gaps: users who return after gaps "
-            "of their own; replay: the requests of --source (default: server)"
+            "server: Poisson arrivals by MLPerf LoadGen; offline: LoadGen, all requests at once; gaps: users who "
+            "return after gaps of their own; replay: the requests of --source (default: server)"
         ),
     )
-    group.add_argument("--rate", metavar="LIST", help="requests a second, one load each (default: the config's)")
+    group.add_argument("--rate", metavar="LIST", help="requests per second, one load each (default: the config's)")
     group.add_argument(
         "--find-rate",
         action="store_true",
         help=("search the highest rate at which 99 %% of all requests are answered within each --slo-ms"),
     )
     group.add_argument("--duration", metavar="S", help="seconds of arrivals (default: the config's)")
-    group.add_argument("--slo-ms", metavar="LIST", help="limits of latency (default: 50,100; of dlrm-v3 80)")
+    group.add_argument("--slo-ms", metavar="LIST", help="limits of latency in ms (default: 50,100; for dlrm-v3 80)")
     group.add_argument(
         "--drain-s",
         metavar="S",
-        help=("seconds after the last arrival; what is left then is refused as backlog (default: 30)"),
+        help=("seconds after the last arrival; requests still open are then refused as backlog (default: 30)"),
     )
-    group.add_argument("--users", metavar="N", help="who send requests (default: the config's)")
+    group.add_argument("--users", metavar="N", help="number of users who send requests (default: the config's)")
     group.add_argument(
         "--gap-s",
         metavar="S",
-        help=(
-            "with --scenario gaps: mean seconds between two requests of one user; the users are then rate times this"
-        ),
+        help=("with --scenario gaps: mean seconds between two requests of one user; users are then rate times this"),
     )
     group.add_argument(
         "--burstiness",
@@ -75,56 +71,54 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument(
         "--source",
         metavar="DIR",
-        help=("the files of `attnbench data`, for --scenario replay, which is then the default"),
+        help=("the files of `attnbench data`, for --scenario replay, which it makes the default"),
     )
-    group.add_argument("--only-user", metavar="ID", help="with --scenario replay: this user's requests alone")
+    group.add_argument("--only-user", metavar="ID", help="with --scenario replay: only this user's requests")
     group.add_argument(
         "--candidates",
         metavar="KIND",
         help=(
-            "with --scenario replay: following, the items that the log goes on with, whose labels give an AUC a task; or "
-            "drawn by seed from the items of --source (default: following)"
+            "with --scenario replay: following, the next items of the log, whose labels give an AUC per task; or drawn "
+            "by seed from the items of --source (default: following)"
         ),
     )
-    group.add_argument("--num-candidates", metavar="N", help="of a request (default: the config's)")
+    group.add_argument("--num-candidates", metavar="N", help="candidates per request (default: the config's)")
     group = parser.add_argument_group("server")
-    group.add_argument("--max-batch", metavar="N", help="requests of a batch at most (default: the config's)")
+    group.add_argument("--max-batch", metavar="N", help="maximum of requests per batch (default: the config's)")
     group.add_argument(
         "--max-wait-ms",
         metavar="MS",
-        help=(
-            "a batch that is not full is launched once its oldest request has waited so long (default: the config's)"
-        ),
+        help=("launch a batch that is not full once its oldest request has waited this long (default: the config's)"),
     )
     group.add_argument(
         "--attention",
         metavar="NAME",
         help=("paged, gathered or reference (default: paged, without a cache gathered, on a CPU reference)"),
     )
-    group.add_argument("--no-cache", action="store_true", help="compute every history whole")
+    group.add_argument("--no-cache", action="store_true", help="compute every history in full")
     group.add_argument(
         "--pool-share",
         metavar="X",
-        help=("pages of the cache, as a share of what all users need (default: the config's)"),
+        help=("pages of the cache, as a share of the need of all users (default: the config's)"),
     )
-    group.add_argument("--pool-pages", metavar="N", help="pages of the cache, in place of --pool-share")
-    group.add_argument("--page-size", metavar="N", help="tokens of a page: 32, 64 or 128 (default: the config's)")
+    group.add_argument("--pool-pages", metavar="N", help="pages of the cache, instead of --pool-share")
+    group.add_argument("--page-size", metavar="N", help="tokens per page: 32, 64 or 128 (default: the config's)")
     group.add_argument("--host-pages", metavar="N", help="pages of host memory behind the pool (default: 0)")
     group.add_argument(
         "--offload-chunk",
         metavar="N",
-        help="with --host-pages: new tokens of a user that are copied out at a time (default: 1)",
+        help="with --host-pages: new tokens of a user that trigger a copy to the host (default: 1)",
     )
     group.add_argument(
         "--on-host-hit",
         metavar="HOW",
-        help=("with --host-pages: reload, recompute, or auto, what is quicker here (default: reload)"),
+        help=("with --host-pages: reload, recompute, or auto (the faster one here) (default: reload)"),
     )
-    group.add_argument("--graph", action="store_true", help="steps as CUDA graphs, with attention paged")
+    group.add_argument("--graph", action="store_true", help="run steps as CUDA graphs, with paged attention")
     group.add_argument(
         "--long-history",
         metavar="POLICY",
-        help=("a history over the model's most: truncate keeps its first items, refuse (default: truncate)"),
+        help=("history over the model's maximum: truncate (keep its first items) or refuse (default: truncate)"),
     )
     group.add_argument("--checkpoint", metavar="FILE", help="weights, safetensors (default: random by seed)")
     group.add_argument("--dtype", metavar="NAME", help="bf16, fp16 or fp32 (default: bf16, on a CPU fp32)")
@@ -132,7 +126,7 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument("--seed", metavar="N", help="of users and arrivals (default: 0)")
     add_no_wait(group)
     group = parser.add_argument_group("output")
-    group.add_argument("--dry-run", action="store_true", help="say what would be served, in how much memory and time")
+    group.add_argument("--dry-run", action="store_true", help="show what would be served, and its memory and time")
     group.add_argument("--json", metavar="PATH", help="the result as JSON; - for stdout")
     group.add_argument("--md", metavar="PATH", help="the tables as Markdown; - for stdout")
     group.add_argument("--html", metavar="PATH", help="tables and chart in one page; - for stdout")
@@ -150,7 +144,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve each load, then show and keep what was measured."""
+    """Serve each load, then show and store the results."""
     from attnbench.cli.loading import carry_out
     from attnbench.loadtest.run import need_loadgen
 
@@ -164,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scenario(args: argparse.Namespace) -> str:
-    """What kind of load, and that the flags given belong to it."""
+    """Return the scenario, after checking that the given flags belong to it."""
     found = args.scenario or ("replay" if args.source is not None else "gaps" if args.gap_s is not None else "server")
     if found not in SCENARIOS:
         raise unknown(WHO, "--scenario", found, SCENARIOS)
@@ -197,7 +191,7 @@ def _scenario(args: argparse.Namespace) -> str:
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    """What the flags ask for, each checked.
+    """Return the options of the flags, each checked.
 
     Raises:
         UsageError: naming the flag, its value and what is accepted.
@@ -299,7 +293,7 @@ def options_of(args: argparse.Namespace) -> Options:
 
 
 def _check_together(args: argparse.Namespace, *, cached: bool, on_host: bool) -> None:
-    """Refuse flags that would say nothing.
+    """Refuse flags that would have no effect.
 
     Raises:
         UsageError: naming the first.
@@ -337,7 +331,7 @@ def _burstiness(args: argparse.Namespace) -> float:
 
 
 def _value(args: argparse.Namespace, name: str, parse: Callable[[str], Any]) -> Any:
-    """The value of a flag; None where it is not given."""
+    """Return the value of a flag; None if it is not given."""
     text = getattr(args, name)
     return None if text is None else _parsed("--" + name.replace("_", "-"), text, parse)
 

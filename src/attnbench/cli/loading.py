@@ -1,4 +1,4 @@
-"""A load from its options to what is shown and kept."""
+"""Run the loads of the options, then show and store the results."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ FILES = ("json", "md", "html")
 UNSAID = ("json", "md", "html", "plots", "out", "no_save", "no_wait", "quiet", "dry_run", "name", "help")
 "Arguments that say nothing about what is measured."
 PLACES = ("source", "checkpoint")
-"Paths: a result keeps their last part."
+"Paths; a result stores only their last part."
 
 
 def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: list[float], burstiness: float) -> int:
-    """Serve each load, show and keep the result.
+    """Serve each load, then show and store the results.
 
     Returns:
         The exit code: 0, or that of the signal that ended it (130 after Ctrl-C), with what was measured until then.
@@ -51,7 +51,7 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
     output = Output(results_to_stderr=STDOUT in asked.values(), quiet=args.quiet)
     say = (lambda text: None) if args.quiet else output.note
     for rate in rates if scenario in ("server", "gaps") else ():
-        count_of(rate, options.duration_s)  # refuses one that gives no request
+        count_of(rate, options.duration_s)  # raises for a rate that gives no request
     if args.dry_run:
         for line in _planned(args, options, scenario, rates):
             output.line(line)
@@ -72,7 +72,7 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
         except AttnbenchError as error:
             if not points:
                 raise
-            failed = error  # what was measured before is kept
+            failed = error  # results so far are kept
     points.sort(key=lambda point: point.asked_rate or 0.0)
     run = dataclasses.replace(
         run,
@@ -93,7 +93,7 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
 
 
 def _planned(args: argparse.Namespace, options: Options, scenario: str, rates: list[float]) -> Iterator[str]:
-    """What would be served, and what it takes."""
+    """Yield what would be served, and its memory and time."""
     users = make_users(options)
     yield (
         f"{args.name}, model {options.preset.model} on {options.device}: {len(users.numbers())} users, "
@@ -131,7 +131,7 @@ def _loads(
     rates: list[float],
     measure: Callable[[float], Point],
 ) -> list[Highest]:
-    """Each load that was asked for, after Ctrl-C none that follows; the highest rates, where they were."""
+    """Run each requested load, none after Ctrl-C; return the highest rates if they were requested."""
     if args.find_rate:
         first = _first(rates, bench, options)
         found = []
@@ -149,14 +149,14 @@ def _loads(
 
 
 def _first(rates: list[float], bench: Bench, options: Options) -> float:
-    """Where the search of a rate begins."""
+    """Return the first rate of the search."""
     return rates[0] if rates else max(1.0, round(0.5 * (bench.capacity or options.preset.rates[0])))
 
 
 def _measure(
     args: argparse.Namespace, bench: Bench, options: Options, scenario: str, burstiness: float, points: list[Point]
 ) -> Callable[[float], Point]:
-    """One load at a rate, once for each rate; a line says how it went."""
+    """Return a function that measures the load at a rate, once for each rate, and prints a line for it."""
     known: dict[float, Point] = {}
 
     def measure(rate: float) -> Point:
@@ -192,7 +192,7 @@ def _begin(args: argparse.Namespace, options: Options) -> LoadRun:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The line that asks for the same load: no path of this machine, and nothing about output."""
+    """Return the command that repeats the load, without paths of this machine and without output flags."""
     words = ["attnbench", "load", args.name]
     for name, value in vars(args).items():
         if name in UNSAID or value is None or value is False:

@@ -1,4 +1,4 @@
-"""`attnbench merge`: shards of a run become one."""
+"""`attnbench merge`: merge the shards of a run."""
 
 from __future__ import annotations
 

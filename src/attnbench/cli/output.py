@@ -1,4 +1,4 @@
-"""The one place that writes to the terminal: results on stdout, everything else on stderr."""
+"""The only place that writes to the terminal: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PIPE_WIDTH = 200
-"""Columns of a table that no terminal bounds."""
+"""Width of tables without a terminal."""
 
 
 class Output:
     """Lines and tables of a command.
 
-    Where a flag sends data to stdout (``--json -``), `results_to_stderr` moves the tables away, so
-    that the pipe holds the data alone.
+    If a flag sends data to stdout (``--json -``), `results_to_stderr` moves the tables to stderr, so that the pipe
+    holds only the data.
     """
 
     def __init__(self, *, results_to_stderr: bool = False, quiet: bool = False) -> None:
@@ -31,24 +31,24 @@ class Output:
         _write(sys.stderr if self.results_to_stderr else sys.stdout, text)
 
     def note(self, text: str) -> None:
-        """Write a line that is not the result: an error, a remark."""
+        """Write a line that is not part of the result, such as an error or a remark."""
         sys.stdout.flush()
         _write(sys.stderr, " ".join(text.split()))
         sys.stderr.flush()
 
     def flush(self) -> None:
-        """Hand over what is buffered, so that a reader who has gone is noticed here."""
+        """Flush the streams, so that a closed pipe is noticed here."""
         sys.stdout.flush()
 
     def console(self) -> Console:
-        """A console for tables, as wide as the terminal; where there is none, wide enough for all."""
+        """Return a console for tables, as wide as the terminal; without a terminal, wide enough for all columns."""
         from rich.console import Console
 
         from attnbench.report.terminal import trimmed
 
         class Plain(Console):
             def on_broken_pipe(self) -> None:
-                """Let the edge answer, as for every other writer; rich would end the process with 1."""
+                """Let `main` handle it, as for every other writer; rich would exit with 1."""
                 raise BrokenPipeError
 
         stream = sys.stderr if self.results_to_stderr else sys.stdout
@@ -56,7 +56,7 @@ class Output:
         return Plain(file=trimmed(stream), width=fixed, highlight=False, soft_wrap=False)
 
     def live_console(self) -> Console | None:
-        """A console on stderr for a progress bar; None where nobody looks."""
+        """Return a console on stderr for a progress bar; None without a terminal."""
         if self.quiet or not sys.stderr.isatty():
             return None
         from rich.console import Console
@@ -65,12 +65,12 @@ class Output:
 
 
 def fill_closed_streams() -> bool:
-    """Give standard streams that were closed (``>&-``) a place to write to.
+    """Open a null device for standard streams that were closed (``>&-``).
 
-    Left empty, their numbers would go to the next files and pipes opened, and a worker's output into those.
+    Otherwise the next opened files and pipes would get their numbers, and a worker's output would go there.
 
     Returns:
-        Whether stdout leads anywhere.
+        Whether stdout was open.
     """
     open_stdout = sys.stdout is not None
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -83,7 +83,7 @@ def fill_closed_streams() -> bool:
 
 
 def _write(stream: TextIO, text: str) -> None:
-    """Write a line: nothing in it steers the terminal, and a letter that its encoding lacks ends no command."""
+    """Write a line without terminal control sequences; characters that the encoding lacks are replaced."""
     encoding = stream.encoding or "utf-8"
     text = for_terminal(text)
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")

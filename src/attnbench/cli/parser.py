@@ -1,4 +1,4 @@
-"""argparse with this project's manners: no abbreviations, and every mistake answered in one line."""
+"""argparse without abbreviations, and with a one-line message for every mistake."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _MISSING = r"the following arguments are required: (?P<names>.*)"
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help as wide as the terminal, but never too wide to read."""
+    """Help as wide as the terminal, up to a readable width."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26, width=min(shutil.get_terminal_size().columns, WIDEST) - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """Wrap sentences; lines of examples stay as they are."""
+        """Wrap sentences; lines of examples are unchanged."""
         return "\n\n".join(
             super(Formatter, self)._fill_text(part, width, indent)
             if part.startswith(EXAMPLES)
@@ -39,10 +39,10 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class BooleanAxis(argparse.Action):
-    """``--causal``, ``--no-causal`` and ``--causal-both``, kept as true, false, both."""
+    """``--causal``, ``--no-causal`` and ``--causal-both``, stored as true, false, both."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Keep the meaning of the spelling used; two that differ are refused."""
+        """Store the value of the flag used; two contradicting flags are refused."""
         flag = option_string or ""
         value = "both" if flag.endswith("-both") else "false" if flag.startswith("--no-") else "true"
         before = getattr(namespace, self.dest)
@@ -57,8 +57,8 @@ class Parser(argparse.ArgumentParser):
 
     Args:
         verb: the command.
-        summary: what it does.
-        verbs_with: the commands that have a flag; asked where this one has not.
+        summary: its description.
+        verbs_with: returns the commands that have a flag; called if this one does not have it.
     """
 
     def __init__(self, verb: str, summary: str, verbs_with: Callable[[str], Sequence[str]] | None = None) -> None:
@@ -78,16 +78,16 @@ class Parser(argparse.ArgumentParser):
         self._usual_of: Callable[[Sequence[str]], Sequence[str]] | None = None
 
     def show_first(self, *flags: str, of: Callable[[Sequence[str]], Sequence[str]] | None = None) -> None:
-        """Name the flags that most people need: `--help` shows these, `--help-all` every one.
+        """Name the most used flags: `--help` shows these, `--help-all` all.
 
         Args:
-            flags: where nothing is said.
-            of: the flags in their place for words of the command line, such as a suite; empty for `flags`.
+            flags: the default.
+            of: returns other flags for words of the command line, such as a suite; empty for `flags`.
         """
         self._usual, self._usual_of = frozenset(flags), of
 
     def help_for(self, words: Sequence[str]) -> str | None:
-        """The help that the words ask for; None where they ask for none."""
+        """Return the help that the words request; None if they request none."""
         if HELP_ALL in words:
             return self.format_help()
         if not any(word in HELP_FLAGS for word in words):
@@ -96,13 +96,13 @@ class Parser(argparse.ArgumentParser):
         return self._short_help()
 
     def format_help(self) -> str:
-        """The whole help; its first line leaves out what the groups below list."""
+        """Return the full help; its first line omits the flags that the groups below list."""
         words = [_spelled(action) for action in self._actions if not action.option_strings]
         self.usage = " ".join([self.prog, *words, "[FLAG ...]"])
         return super().format_help()
 
     def _short_help(self) -> str:
-        """The help with the usual flags only, where these were named."""
+        """Return the help with only the flags of `show_first`."""
         if not self._usual:
             return self.format_help()
         rare = [
@@ -151,7 +151,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def refuse_stdout(self, args: argparse.Namespace) -> None:
-        """Refuse ``--json -`` where stdout is closed: the data would be lost without a word.
+        """Refuse ``--json -`` if stdout is closed: the data would be lost silently.
 
         Raises:
             UsageError: naming the flag.
@@ -164,11 +164,11 @@ class Parser(argparse.ArgumentParser):
                 )
 
     def flags(self) -> list[str]:
-        """Every flag this verb knows."""
+        """Return every flag of this verb."""
         return [flag for action in self._actions for flag in action.option_strings]
 
     def error(self, message: str) -> NoReturn:
-        """Answer argparse's own complaints in this project's words.
+        """Replace argparse's messages by attnbench's.
 
         Raises:
             UsageError: always.
@@ -203,10 +203,10 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(refusal(self.prog, "argument", word, "is one too many", f"see `{self.prog} --help`"))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse ``--json=--csv``, almost certainly a forgotten value, and ``--out "$UNSET"``."""
+        """Refuse ``--json=--csv``, almost certainly a missing value, and ``--out "$UNSET"``."""
         flag = _long("/".join(action.option_strings)) if action.option_strings else str(action.metavar)
         for one in value if isinstance(value, list) and value else [value]:
-            one = "--" if one == [] else one  # argparse takes the two dashes of --json=-- out of the values
+            one = "--" if one == [] else one  # argparse removes the two dashes of --json=-- from the values
             if isinstance(one, str) and not one.strip() and action.nargs != 0:
                 raise UsageError(refusal(self.prog, flag, f"'{one}'", "is empty", self._wanted(flag)))
             if isinstance(one, str) and one.startswith("--") and action.nargs != 0:
@@ -221,13 +221,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def _long(spellings: str) -> str:
-    """The first long one of a flag's spellings (``-o/--out``); where there is none, the first."""
+    """Return the first long one of a flag's spellings (``-o/--out``), or the first if none is long."""
     names = spellings.split("/")
     return next((name for name in names if name.startswith("--")), names[0])
 
 
 def _joined(words: Sequence[str]) -> list[str]:
-    """``--window -1:5`` as ``--window=-1:5``: no flag begins with a digit, so that is a value."""
+    """Return ``--window -1:5`` as ``--window=-1:5``: no flag begins with a digit, so that is a value."""
     joined: list[str] = []
     for word in words:
         if joined and re.match(r"-\d", word) and re.fullmatch(r"--[a-z0-9-]+", joined[-1]):

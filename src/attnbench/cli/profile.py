@@ -1,4 +1,4 @@
-"""`attnbench profile`: ncu, nsys and torch.profiler on the launches of a suite, or captures taken earlier."""
+"""`attnbench profile`: run ncu, nsys or torch.profiler on the launches of a suite, or read earlier captures."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TOOLS = ("ncu", "nsys", "torch", "all")
 SUITES = {"all": "minimal"}
 SUITE = "compare"
 INSTEAD = {"hstu-serving": "compare-hstu-serving"}
-"""Sweeps of a whole model, and the one case of them that is profiled: 8 users with 1024 candidates each."""
+"""Suites that sweep a whole model, and the suite with the one case that is profiled: 8 users, 1024 candidates each."""
 RANGES = {"compare-hstu-serving": "embedding,projection,attention"}
-"""Of ncu, which runs each kernel many times: three operators of a step instead of all its kernels."""
+"""Default ranges of ncu, which replays each kernel many times: three operators of a step instead of all its kernels."""
 RUNS = "results"
-"""Folder in which --into looks for the id of a run."""
+"""Folder in which --into looks up the id of a run."""
 
 WARMUP, TIMEOUT_S = 3, 600.0
 CHOICES = {"set": ("basic", "roofline", "full"), "clock_control": ("none", "base"), "cache_control": ("all", "none")}
@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
         nargs="?",
         metavar="TOOL",
         help=(
-            "ncu (counters of each kernel), nsys (the time line), torch (torch.profiler's), or all (each of them and two "
+            "ncu (counters of each kernel), nsys (time line), torch (torch.profiler), or all (each of them and two "
             "benchmarks, into one folder with SUMMARY.md)"
         ),
     )
@@ -54,14 +54,14 @@ def add_arguments(parser: Parser) -> None:
         "suite",
         nargs="?",
         metavar="SUITE|FILE.toml",
-        help=("whose cases and backends are launched (default: compare; of all: minimal, its first case)"),
+        help=("suite whose cases and backends are launched (default: compare; for all: minimal, its first case)"),
     )
     _add_capture(parser)
     flags.add_shape(
         parser,
         note=(
-            "Each a value or a comma list; every case is captured apart. A default holds where the suite says nothing; "
-            "the suites minimal and compare also read the environment variables BATCH, SEQLEN, NHEADS, HEADDIM."
+            "Each a value or a comma list; each case is captured separately. Defaults apply unless the suite sets a "
+            "value; the suites minimal and compare also read the environment variables BATCH, SEQLEN, NHEADS, HEADDIM."
         ),
     )
     flags.add_backends(parser, baseline=False)
@@ -100,17 +100,17 @@ def _add_capture(parser: Parser) -> None:
         action="append",
         metavar="CAPTURE",
         help=(
-            "read a capture instead of taking one: .ncu-rep, ncu's CSV, nsys's SQLite or stats, a torch trace; again for "
-            "a further column (default: take one)"
+            "read a capture instead of taking one: .ncu-rep, ncu's CSV, nsys's SQLite or stats, a torch trace; repeat "
+            "for more columns (default: take one)"
         ),
     )
-    group.add_argument("--kernel", metavar="REGEX", help="only kernels whose name it is found in (default: every one)")
+    group.add_argument("--kernel", metavar="REGEX", help="only kernels whose name matches (default: all)")
     group.add_argument(
         "--range",
         metavar="NAME",
         help=(
-            "only what is launched in one of these NVTX ranges, with commas between them (default: every one; ncu of "
-            "hstu-serving: embedding, projection and attention)"
+            "only work launched in one of these NVTX ranges, separated by commas (default: all; ncu of hstu-serving: "
+            "embedding, projection and attention)"
         ),
     )
     group.add_argument(
@@ -121,7 +121,7 @@ def _add_capture(parser: Parser) -> None:
     group.add_argument(
         "--launches",
         metavar="N",
-        help=("launches in the capture window (default: 1 of ncu, which repeats it itself; else 10)"),
+        help=("launches in the capture window (default: 1 for ncu, which replays it; else 10)"),
     )
     group.add_argument(
         "--warmup", dest="warm_launches", metavar="N", help=(f"launches before the window (default: {WARMUP})")
@@ -129,19 +129,19 @@ def _add_capture(parser: Parser) -> None:
     group.add_argument(
         "--whole",
         action="store_true",
-        help="of video: a whole generation, in the range Inference, in place of single steps",
+        help="for video: a whole generation, in the range Inference, instead of single steps",
     )
     group.add_argument(
         "--clock-control",
         metavar="NAME",
         default="none",
-        help=("of ncu: none leaves the clocks alone, base holds the base clock (default: none)"),
+        help=("for ncu: none leaves the clocks unlocked, base locks the base clock (default: none)"),
     )
     group.add_argument(
         "--cache-control",
         metavar="NAME",
         default="all",
-        help=("of ncu: all flushes the caches before each of its passes, none does not (default: all)"),
+        help=("for ncu: all flushes the caches before each of its passes, none does not (default: all)"),
     )
     group.add_argument("--timeout", metavar="S", help=f"time limit of one capture (default: {TIMEOUT_S:g})")
     for one in SETTINGS:
@@ -157,38 +157,38 @@ def _add_output(parser: Parser) -> None:
         "--out",
         metavar="DIR",
         default="profile_results",
-        help=("folder of captures; numbered where it is taken (default: profile_results)"),
+        help=("folder of captures; numbered if it exists (default: profile_results)"),
     )
     group.add_argument(
         "--layout",
         metavar="NAME",
         help=(
-            "file names of an older script: seed-002, of ncu and nsys on hstu-serving, a capture an operator "
+            "file names of an older script: seed-002, for ncu and nsys on hstu-serving, one capture per operator "
             "(default: profile_BACKEND)"
         ),
     )
-    group.add_argument("--force", action="store_true", help="write into a folder that is there, over its files")
+    group.add_argument("--force", action="store_true", help="write into an existing folder, and overwrite its files")
     group.add_argument("--categories", metavar="FILE.toml", help="rules of kernel categories before the shipped ones")
     group.add_argument("--table", metavar="NAME", default="all", help=f"one of {', '.join(TABLES)} (default: all)")
-    group.add_argument("-v", "--verbose", action="store_true", help="all of what ncu's rules say, not one line of each")
+    group.add_argument("-v", "--verbose", action="store_true", help="all text of ncu's rules, not one line of each")
     group.add_argument("--csv", metavar="PATH", help="every kernel with every counter (default: kernels.csv in DIR)")
     group.add_argument("--json", metavar="PATH", help="the captures (default: captures.json in DIR)")
     group.add_argument(
         "--into",
         metavar="RUN",
         help=(
-            "put ncu's counters, or a launch's time by category, into the records of this run file: same case, same "
-            "backend (default: none)"
+            "add ncu's counters, or a launch's time by category, to the records of this run file with the same case "
+            "and backend (default: none)"
         ),
     )
     group.add_argument(
-        "--plots", metavar="DIR", help="draw time by category, a stacked bar a capture, as PNG and SVG (default: none)"
+        "--plots", metavar="DIR", help="draw time by category, a stacked bar per capture, as PNG, SVG (default: none)"
     )
-    group.add_argument("--dry-run", action="store_true", help="show the command lines, take nothing")
+    group.add_argument("--dry-run", action="store_true", help="show the command lines without running them")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Take or read captures and show them; 3 where there is none."""
+    """Take or read captures and show them; return 3 if there is none."""
     from attnbench.profile import categories
 
     _check(args)
@@ -222,7 +222,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Find mistakes before anything is imported or started."""
+    """Check the flags before importing or starting anything."""
     from attnbench.store.files import check_writable
 
     if args.tool is not None and args.tool not in TOOLS:
@@ -286,7 +286,7 @@ def _seconds(text: str | None) -> float:
 
 
 def options(args: argparse.Namespace) -> Options:
-    """How captures are taken."""
+    """Return the options of the flags."""
     from attnbench.profile.take import Options
 
     return Options(
@@ -323,7 +323,7 @@ def _show_earlier(args: argparse.Namespace, rules: Categories) -> int:
 
 
 def _named_apart(captures: Sequence[Capture]) -> list[Capture]:
-    """Columns of one name get numbers."""
+    """Return the captures with numbers added to equal names."""
     seen: dict[str, int] = {}
     named = []
     for capture in captures:
@@ -333,10 +333,10 @@ def _named_apart(captures: Sequence[Capture]) -> list[Capture]:
 
 
 def _selected(captures: Sequence[Capture], args: argparse.Namespace, *, taken: bool = False) -> list[Capture]:
-    """The kernels that --kernel and --range ask for; those of ncu's were asked for when it was `taken`.
+    """Return the captures with the kernels selected by --kernel and --range; ncu has selected them if `taken`.
 
     Raises:
-        UsageError: no capture has one; where some do, the others are noted.
+        UsageError: no capture has such a kernel; if only some have one, the others are noted.
     """
     found, without = [], []
     for capture in captures:
@@ -375,7 +375,7 @@ def _selected(captures: Sequence[Capture], args: argparse.Namespace, *, taken: b
 
 
 def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence[Point], losses: Sequence[str]) -> None:
-    """Print the tables, then what was not captured, and write what was asked for."""
+    """Print the tables and the losses, and write the requested outputs."""
     from attnbench.profile import capture, tables
     from attnbench.report.profile import render_profile_table
     from attnbench.store.files import write_text
@@ -410,7 +410,7 @@ def show(args: argparse.Namespace, captures: Sequence[Capture], points: Sequence
 
 
 def _plots(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
-    """Draw what the captures' time is made of."""
+    """Draw the time of the captures by category."""
     from attnbench.profile.tables import by_category
     from attnbench.report.charts.base.stacks import stacks
     from attnbench.report.plots import draw
@@ -427,7 +427,7 @@ def _plots(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
 
 
 def _into(args: argparse.Namespace, captures: Sequence[Capture]) -> None:
-    """Put the counters into a run file's records."""
+    """Add the counters to the records of a run file."""
     from attnbench.profile.attach import attach
     from attnbench.store.runfile import read, write
     from attnbench.store.saved import find_run

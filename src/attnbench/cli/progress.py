@@ -1,4 +1,4 @@
-"""What a command is doing, on stderr: a bar on a terminal, a plain line now and then anywhere else."""
+"""Show the progress of a command on stderr: a bar on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from attnbench.sweep.run import Event
 
 PATIENCE_S = 1.0
-"""What is over before that needs neither bar nor line."""
+"""Shorter work shows neither bar nor line."""
 QUIET_S = 8.0
-"""Longest silence on a stderr that is no terminal."""
+"""Longest time without a line if stderr is not a terminal."""
 TICK_S = 0.25
 
 
 class Clock:
-    """Time left of a plan: what the estimate says of the groups left, by how far the groups done were off it."""
+    """Remaining time of a plan: the estimate of the remaining groups, scaled by the error of the finished ones."""
 
     def __init__(self, run: Run, seconds: Mapping[str, float], now: float, executors: int = 1) -> None:
         self.seconds, self.begun, self.group_begun, self.executors = seconds, now, now, executors
@@ -35,33 +35,33 @@ class Clock:
         self.left = [group.group for group in run.plan if any((group.group, one) not in have for one in group.backends)]
         self.groups = len(self.left)
         self.kept = len(run.plan) - self.groups
-        "groups that were there before"
+        "groups finished before"
         self.expected = 0.0
-        "what the groups done were estimated at"
+        "estimated seconds of the finished groups"
 
     @property
     def done(self) -> int:
-        """Groups measured since."""
+        """Groups measured since the start."""
         return self.groups - len(self.left)
 
     def finished(self, group: str, now: float) -> None:
-        """A group has its records."""
+        """Record that a group has its records."""
         if group in self.left:
             self.left.remove(group)
             self.expected += self.seconds.get(group, 0.0)
             self.group_begun = now
 
     def left_s(self, now: float) -> tuple[float, float]:
-        """Seconds until the last group is done, and by how many the one that runs now is late."""
+        """Return the seconds until the last group is done, and how late the current group is."""
         ratio = self.executors * (self.group_begun - self.begun) / self.expected if self.expected else 1.0
         first, *others = [ratio * self.seconds.get(group, 0.0) for group in self.left] or [0.0]
-        if self.executors > 1:  # who is at which group is not known here: all are at all that is left
+        if self.executors > 1:  # the assignment of groups is unknown here: spread the rest evenly
             first, others = max(first, *others, (first + sum(others)) / self.executors), []
         late = now - self.group_begun - first
         return max(0.0, -late) + sum(others), max(0.0, late)
 
     def words(self, now: float) -> str:
-        """The time left; while a group is late, what those after it take is the least of it."""
+        """Return the remaining time; while a group is late, the time of the following groups is its lower bound."""
         left_s, late_s = self.left_s(now)
         if late_s <= 1.0:
             return f"about {_words(max(1.0, left_s))} left"
@@ -69,13 +69,13 @@ class Clock:
 
 
 class Bar(AbstractContextManager["Bar"]):
-    """Says what happens.
+    """Shows the progress.
 
     Args:
-        output: of the command; nothing is said where it is quiet.
-        title: what is said to be happening, until there is a plan with a name.
-        patience_s: seconds until the first word.
-        silent: say nothing.
+        output: output of the command; nothing is shown if it is quiet.
+        title: text shown until there is a plan with a name.
+        patience_s: seconds until the first output.
+        silent: show nothing.
     """
 
     def __init__(self, output: Output, title: str, patience_s: float | None = None, *, silent: bool = False) -> None:
@@ -87,7 +87,7 @@ class Bar(AbstractContextManager["Bar"]):
         self._clock: Clock | None = None
         self._where = "planning"
         self._rows = (0, 0)
-        "done and all, of what has no groups"
+        "rows done and in total, of a run without groups"
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._begun = self._printed_at = time.monotonic()
@@ -107,13 +107,13 @@ class Bar(AbstractContextManager["Bar"]):
                 self._progress.stop()
 
     def plan(self, run: Run, seconds: Mapping[str, float], executors: int = 1) -> None:
-        """Take the plan, the seconds that each of its groups is estimated at, and how many are measured at a time."""
+        """Set the plan, the estimated seconds of each of its groups, and the number measured at a time."""
         with self._lock:
             self._title = run.suite
             self._clock = Clock(run, seconds, time.monotonic(), executors)
 
     def event(self, event: Event) -> None:
-        """Take the next event of the run."""
+        """Handle the next event of the run."""
         with self._lock:
             if event.kind == "group" and event.group is not None and self._clock is not None:
                 self._clock.finished(event.group, time.monotonic())
@@ -131,7 +131,7 @@ class Bar(AbstractContextManager["Bar"]):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Off the screen, while a table is printed."""
+        """Hide the bar while a table is printed."""
         with self._lock:
             if self._progress is not None:
                 self._progress.stop()
@@ -143,7 +143,7 @@ class Bar(AbstractContextManager["Bar"]):
                     self._progress.start()
 
     def _tick(self) -> None:
-        # A reader of stdout or stderr who has gone is noticed by the command itself.
+        # The command itself notices a closed stdout or stderr.
         with suppress(OSError, ValueError):
             self._speak()
 
@@ -174,16 +174,16 @@ class Bar(AbstractContextManager["Bar"]):
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.table import Column
 
-        assert self._console is not None  # who has none writes lines
+        assert self._console is not None  # without one, lines are written
         console: Console = self._console
 
         class Roomy(Progress):
-            """With room behind it for the ^C that a terminal echoes: on the next line it would keep the bar there."""
+            """Leaves room for the ^C that a terminal echoes, which would otherwise break the line and keep the bar."""
 
             def get_renderable(self) -> RenderableType:
                 return Constrain(super().get_renderable(), max(1, console.width - len("^C") - 1))
 
-        # What matters least stands last: a narrow terminal cuts it short.
+        # The least important column is last: a narrow terminal cuts it off.
         whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
         self._progress = Roomy(
             BarColumn(bar_width=12),

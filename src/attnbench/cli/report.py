@@ -1,4 +1,4 @@
-"""`attnbench report`: runs as one page for the browser, and their charts as pictures."""
+"""`attnbench report`: write runs as one HTML page, and their charts as images."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def add_arguments(parser: Parser) -> None:
         nargs="+",
         metavar="RUN...",
         help=(
-            "run files, ids of runs in --out or in the history, latest or previous; several stand in one page, each later "
-            "one compared with the first, their rows joined"
+            "run files, ids of runs in --out or in the history, latest or previous; several share one page, each "
+            "compared with the first, with their rows joined"
         ),
     )
     group = parser.add_argument_group("output")
@@ -36,7 +36,7 @@ def add_arguments(parser: Parser) -> None:
         metavar="PATH",
         help=(
             "the page, in one file that opens offline; - for stdout (default: beside the first run file, "
-            "where no other output is asked for)"
+            "unless another output is requested)"
         ),
     )
     add_plot_arguments(group)
@@ -49,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the runs, then write what was asked for."""
+    """Read the runs, then write the requested outputs."""
     from attnbench.report.html import page, ready
     from attnbench.report.plots import check_plot_arguments, write_plots
     from attnbench.store.files import check_writable, write_bytes, write_stdout
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_load(args: argparse.Namespace, path: Path, load: LoadRun) -> int:
-    """The page of a load, and its chart."""
+    """Write the page of a load, and its chart."""
     from attnbench.report.load_chart import write_chart
     from attnbench.report.load_page import page
     from attnbench.store.files import check_writable, write_bytes, write_stdout
@@ -119,16 +119,16 @@ def _of_load(args: argparse.Namespace, path: Path, load: LoadRun) -> int:
 
 
 def _beside(paths: Sequence[Path]) -> Path:
-    """Where the page goes when nobody says: called after the first run, and how many stand with it."""
+    """Return the default path of the page: named after the first run and the number of others."""
     more = f"-and-{len(paths) - 1}-more" if len(paths) > 1 else ""
     return paths[0].with_name(f"{paths[0].stem}{more}.html")
 
 
 def _read(names: Sequence[str], folder: str) -> tuple[list[Path], list[Run]]:
-    """The runs and where their files are; one that is named twice has no place beside itself.
+    """Return the runs and the paths of their files; a run named twice is refused.
 
     Raises:
-        UsageError: a run cannot be read, or two names are of one.
+        UsageError: a run cannot be read, or two names mean the same run.
     """
     found: dict[str, tuple[Path, Run]] = {}
     for name in names:

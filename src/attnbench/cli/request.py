@@ -1,4 +1,4 @@
-"""From parsed flags to the run they ask for, and the line that asks for it again."""
+"""Build a run from parsed flags, and the command line that repeats it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def make_run(
     axes: Mapping[str, tuple[Any, ...]] | None = None,
     shape_of: str | None = None,
 ) -> Run:
-    """Plan the run that the flags of a verb ask for.
+    """Plan the run that the flags of a verb request.
 
     Args:
         args: parsed flags.
         verb: the command.
         suite: name or path.
-        fixed: fields of `record.Settings` that the verb decides.
-        axes: values the verb has in place of a suite's, where no flag gives any and the workload has such an axis.
-        shape_of: the workload that the suite stands for, where the user named none.
+        fixed: fields of `record.Settings` that the verb sets.
+        axes: values of the verb that replace a suite's, unless a flag gives some, if the workload has such an axis.
+        shape_of: the workload of the suite, if the user named no suite.
 
     Raises:
-        AttnbenchError: anything in the request that cannot be.
+        AttnbenchError: the request cannot be executed.
     """
     from attnbench.formats.layouts import check_layout
     from attnbench.store.runfile import new_id, now
@@ -52,7 +52,7 @@ def make_run(
     name_checkouts(args.path or (), who)
     settings = _settings(args, who)
     asked_axes = axis_words(args, who)
-    load_suite(suite, "cpu")  # its mistakes are told before torch is imported, which takes seconds
+    load_suite(suite, "cpu")  # report its mistakes before importing torch, which takes seconds
     device = planned_device(args, who, settings.pop("device", None))
     found = load_suite(suite, device.kind)
     known = {axis.name: axis for axis in load_workload(found.workload).axes}
@@ -84,10 +84,10 @@ def make_run(
 
 
 def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
-    """The run that --resume names, without what a signal from outside ended, and its file.
+    """Return the run that --resume names, without records ended by an outside signal, and its file.
 
     Raises:
-        UsageError: it cannot be found or read, or flags ask for something else than it.
+        UsageError: it cannot be found or read, or flags contradict it.
     """
     from attnbench.store.runfile import read
     from attnbench.store.saved import find_run
@@ -147,7 +147,7 @@ def _settings(args: argparse.Namespace, who: str) -> dict[str, Any]:
 
 
 def axis_words(args: argparse.Namespace, who: str) -> dict[str, str]:
-    """Shape flags as the user wrote them; --no-grad is a spelling of --mode fwd."""
+    """Return the shape flags as the user typed them; --no-grad is another form of --mode fwd."""
     words = {
         name.removeprefix(AXIS): text for name, text in vars(args).items() if name.startswith(AXIS) and text is not None
     }
@@ -161,7 +161,7 @@ def axis_words(args: argparse.Namespace, who: str) -> dict[str, str]:
 def _command(
     args: argparse.Namespace, verb: str, suite: str | None, axes: Mapping[str, str], shape_of: str | None
 ) -> str:
-    """The line that asks for the same run: no path of this machine, and nothing about output."""
+    """Return the command that repeats the run, without paths of this machine and without output flags."""
     words = ["attnbench", verb]
     if shape_of not in (None, FIRST):
         words += ["--workload", shape_of]

@@ -29,25 +29,25 @@ def add_arguments(parser: Parser) -> None:
     flags.add_shape(
         parser,
         note=(
-            "Each a value or a comma list. On a suite of axes a flag replaces that axis; on a suite of listed cases it "
-            "selects among them. A default holds where the suite says nothing; the suites minimal and compare also read "
-            "the environment variables BATCH, SEQLEN, NHEADS, HEADDIM."
+            "Each a value or a comma list. In a suite of axes a flag replaces that axis; in a suite of listed cases it "
+            "selects among them. Defaults apply unless the suite sets a value; the suites minimal and compare also "
+            "read the environment variables BATCH, SEQLEN, NHEADS, HEADDIM."
         ),
     )
     flags.add_backends(parser)
     flags.add_measuring(parser)
     executors.add_arguments(parser)
     flags.add_output(parser)
-    group = parser.add_argument_group("capture", "Of the suite video: what a generation leaves behind.")
+    group = parser.add_argument_group("capture", "For the suite video: files of a generation.")
     group.add_argument(
         "--capture",
         metavar="DIR",
         help=(
-            "keep q, k and v of the baseline's generation there, a safetensors file a layer and step (default: none)"
+            "store q, k and v of the baseline's generation there, a safetensors file per layer and step (default: none)"
         ),
     )
-    group.add_argument("--capture-layers", metavar="LIST", help="of the model, from 0 (default: 0)")
-    group.add_argument("--capture-steps", metavar="LIST", help="of the generation, from 1 (default: 1)")
+    group.add_argument("--capture-layers", metavar="LIST", help="layers of the model, from 0 (default: 0)")
+    group.add_argument("--capture-steps", metavar="LIST", help="steps of the generation, from 1 (default: 1)")
     group.add_argument(
         "--mp4", metavar="DIR", help="write each row's last video there, as MODEL_ROW.mp4 (default: none)"
     )
@@ -63,7 +63,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, show, keep; 1 if an output was wrong, 3 if nothing passed."""
+    """Measure, show, save; return 1 if an output was wrong, 3 if nothing passed."""
     from attnbench.report.table import Tables
 
     view = flags.view_of(args, WHO)

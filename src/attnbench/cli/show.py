@@ -1,4 +1,4 @@
-"""`attnbench show`: the tables of a run that was measured before."""
+"""`attnbench show`: print the tables of an earlier run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`attnbench tune`: the fastest configuration of a backend for a shape, and how sure that is."""
+"""`attnbench tune`: find the fastest configuration of a backend for a shape, with its uncertainty."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WHO = "attnbench tune"
 TAKEN = ("timeout", "timer", "l2", "regime", "lock_clocks", "input", "seed", "device")
-"""Of the settings; how often something is sampled the race decides."""
+"""Settings of a tuning run; the race itself decides the number of samples."""
 
 NUMBERS = {"rounds": whole(10), "finalists": whole(2), "heat": whole(2), "jobs": whole(0), "seconds": between(0)}
 USUAL = (
@@ -36,31 +36,31 @@ USUAL = (
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     parser.add_argument(
-        "backend", metavar="BACKEND", help=("its name; `attnbench list configs` shows what there is to choose from")
+        "backend", metavar="BACKEND", help=("name of the backend; `attnbench list configs` shows its configurations")
     )
     group = parser.add_argument_group("space")
     group.add_argument(
         "--configs",
         action="append",
         metavar="LIST",
-        help=("only these short forms; wildcards such as 'm128*' are (default: all of the backend's)"),
+        help=("only these short forms; wildcards such as 'm128*' are allowed (default: all)"),
     )
     group.add_argument(
-        "--backends", action="append", metavar="FILE.py", help=("a Python file that holds the backend (default: none)")
+        "--backends", action="append", metavar="FILE.py", help=("a Python file with the backend (default: none)")
     )
     group.add_argument(
         "--path",
         action="append",
         metavar="DIR",
-        help=("a checkout to import a library from that is on no package index (default: its environment variable's)"),
+        help=("checkout of a library that is in no package index (default: the one in its environment variable)"),
     )
     flags.add_shape(
         parser,
-        note=("Each a value or a comma list; every case is tuned apart. Defaults are those of `attnbench compare`."),
+        note=("Each a value or a comma list; each case is tuned separately. Defaults: those of `attnbench compare`."),
     )
     _add_race(parser)
     group = parser.add_argument_group("output", "A path, or - for stdout (the tables then move to stderr).")
-    group.add_argument("--csv", metavar="PATH", help="a row a configuration (default: one file a case beside the race)")
+    group.add_argument("--csv", metavar="PATH", help="a row per configuration (default: a file per case by the race)")
     group.add_argument("--json", metavar="PATH", help="the same rows as JSON (default: none)")
     group.add_argument(
         "--save",
@@ -69,15 +69,15 @@ def add_arguments(parser: Parser) -> None:
         help=("keep the race and its rows in DIR/tuning (default: kept)"),
     )
     group.add_argument("-o", "--out", metavar="DIR", default="results", help="folder of results (default: results)")
-    group.add_argument("--dry-run", action="store_true", help="show cases and spaces, measure nothing")
-    group.add_argument("-q", "--quiet", action="store_true", help="print nothing but the pick of each case")
+    group.add_argument("--dry-run", action="store_true", help="show cases and configurations without measuring")
+    group.add_argument("-q", "--quiet", action="store_true", help="print only the pick of each case")
     parser.show_first(*flags.USUAL_SHAPE, *USUAL.split())
     parser.example(
         "attnbench tune hstu-triton --seqlen 1024,4096 --dtype bf16",
         "attnbench tune hstu-bsa-triton --configs 's*' --seconds 5",
         "attnbench tune hstu-triton --mode fwd-bwd --resume",
         remark=(
-            "A race that is kept answers again for the same bucket of shapes (batch and lengths up to "
+            "A stored race is used again for the same bucket of shapes (batch and lengths up to "
             "the next power of two), card, versions and kernel source."
         ),
     )
@@ -85,14 +85,14 @@ def add_arguments(parser: Parser) -> None:
 
 def _add_race(parser: Parser) -> None:
     group = parser.add_argument_group("race")
-    group.add_argument("--seconds", metavar="S", help="sampling time of a case, at most (default: no limit)")
+    group.add_argument("--seconds", metavar="S", help="maximum sampling time of a case (default: no limit)")
     group.add_argument("--rounds", metavar="N", help="samples of each finalist (default: 100)")
-    group.add_argument("--finalists", metavar="N", help="configurations in the final, at most (default: 8)")
-    group.add_argument("--heat", metavar="N", help="configurations sampled in turn with each other (default: 16)")
+    group.add_argument("--finalists", metavar="N", help="maximum of configurations in the final (default: 8)")
+    group.add_argument("--heat", metavar="N", help="configurations sampled alternately (default: 16)")
     group.add_argument(
         "--jobs",
         metavar="N",
-        help=("processes that compile ahead on a GPU; 0: none (default: as many as cores, at most 8)"),
+        help=("processes that compile in advance on a GPU; 0: none (default: one per core, at most 8)"),
     )
     for one in SETTINGS:
         if one.name in TAKEN:
@@ -103,16 +103,16 @@ def _add_race(parser: Parser) -> None:
         action="append",
         metavar="LIST",
         help=(
-            "backends sampled in turn with the pick of each race, or none; the first is 100 %% of the column "
+            "backends sampled alternately with the pick of each race, or none; the first is 100 %% of the column "
             "relative_performance (default: sdpa-flash,fa3-fwd for flash-triton, else none)"
         ),
     )
-    group.add_argument("--resume", action="store_true", help="take up what was stopped (default: begin anew)")
-    group.add_argument("--again", action="store_true", help="measure although the answer is kept")
+    group.add_argument("--resume", action="store_true", help="resume an interrupted race (default: start again)")
+    group.add_argument("--again", action="store_true", help="measure even if a result is stored")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tune every case; 3 where none has a configuration that runs and is right."""
+    """Tune every case; return 3 if no case has a configuration that runs and is correct."""
     from attnbench.machine.clocks import locked_clocks
 
     numbers = _numbers(args)
@@ -156,7 +156,7 @@ def _numbers(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Request:
-    """What was asked for, every mistake in it found."""
+    """The request, with every mistake in it found."""
 
     def __init__(self, args: argparse.Namespace, numbers: Mapping[str, Any]) -> None:
         from attnbench.backends.checkouts import name_checkouts
@@ -246,7 +246,7 @@ class _Request:
 
         shapes = (load_suite(name, kind) for name in suite_names() if name.startswith("compare"))
         axes = next((dict(one.axes) for one in shapes if one.workload == self.workload.name), {})
-        if kind == "cpu":  # half precision is emulated there
+        if kind == "cpu":  # half precision is emulated on a CPU
             axes["dtype"] = ("fp32",)
         suite = Suite(name="tune", title="", workload=self.workload.name, backends=(self.backend.name,), axes=axes)
         return expand(suite, self.workload, self.axes)
@@ -257,7 +257,7 @@ class _Request:
         return {case_id: space(self.backend, case, self.patterns, WHO) for case_id, case in self.cases.items()}
 
     def rules(self) -> Rules:
-        """How to race."""
+        """Return the rules of the race."""
         from attnbench.stats.race_data import Rules
 
         asked = {
@@ -269,7 +269,7 @@ class _Request:
         return Rules(**{name: value for name, value in asked.items() if value is not None})
 
     def command(self, *more: str) -> str:
-        """The line that asks for the same again."""
+        """Return the command that repeats the request."""
         args = self.args
         words = ["attnbench", "tune", args.backend]
         for name, text in self.words.items():
@@ -286,7 +286,7 @@ class _Request:
         return shlex.join([*words, *more])
 
     def show(self, output: Output) -> None:
-        """The plan."""
+        """Print the plan."""
         rules = self.rules()
         for case_id, space in self.spaces.items():
             samples = len(space) * rules.final_rounds
@@ -299,7 +299,7 @@ class _Request:
     # ── measuring ──────────────────────────────────────────────────────────────────────────────────
 
     def answers(self, output: Output) -> tuple[dict[str, RaceFile], list[NothingToRun]]:
-        """A finished race a case, from disk or measured, and the cases that have none."""
+        """Return a finished race per case, from disk or measured, and the cases without one."""
         from attnbench.cli.progress import Bar
         from attnbench.sweep.run import Event, Execution
         from attnbench.tune.run import Progress
@@ -375,7 +375,7 @@ class _Request:
         from attnbench.tune.key import key
         from attnbench.worker.source import hash_of
 
-        # A user's backend is described here, not imported: its file is one of those given.
+        # A user's backend is described here, not imported: its file is one of the given ones.
         own = (
             [Path(file) for file in self.files]
             if isinstance(self.backend, Described)
@@ -395,7 +395,7 @@ class _Request:
     # ── telling ────────────────────────────────────────────────────────────────────────────────────
 
     def deliver(self, answers: Mapping[str, RaceFile], output: Output) -> None:
-        """Write the rows, then print what was found."""
+        """Write the rows, then print the results."""
         from attnbench.store.files import write_stdout, write_text
         from attnbench.text import spelled
         from attnbench.tune import race_file

@@ -1,1 +1,1 @@
-"""Recommender data: real files read, users drawn by seed, both written in the layout of NVIDIA's preprocessing."""
+"""Recommender data: read from real files or drawn from a seed, and written in the layout of NVIDIA's preprocessing."""

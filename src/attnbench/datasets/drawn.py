@@ -1,7 +1,7 @@
-"""Users shaped as those of KuaiRand-1K, drawn by seed (`models.hstu_ranking.synthetic` says what is known of them).
+"""Users with the distributions of KuaiRand-1K, drawn from a seed (`models.hstu_ranking.synthetic` has the sources).
 
-Assumed beside what stands there, for no figure was found: a video lasts a log-normal time (median 30 s, σ 0.8), and is
-watched for a share uniform from 0 to 1.2 of it.
+Two further assumptions, for which no figures were found: the length of a video is log-normal (median 30 s, σ 0.8), and
+the watched share is uniform from 0 to 1.2.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MOST_USERS = 1_000_000
 
 
 def draw(users: int, seed: int) -> Iterator[History]:
-    """Users in turn, each whoever else is drawn.
+    """Yield users in turn; each is independent of the others.
 
     Args:
-        users: how many.
+        users: number of users.
         seed: of the data set.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What one user did, as the files of this room carry it.  Imports without torch."""
+"""The history of one user, as the files of this package hold it.  Imports without torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ FEATURES = (
     "friend_user_num_range",
     "register_days_range",
 )
-"Of a user; with the user's own number the six context features of the model."
+"Features of a user; with the user's number, the six context features of the model."
 ACTIONS = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "is_hate", "long_view", "is_profile_enter")
-"Bits of `action_weights`, the lowest first."
+"Bits of `action_weights`, lowest first."
 LISTS = ("video_id", "time_ms", "action_weights", "play_time_ms", "duration_ms")
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One user, in the order of time; all arrays are int64 [interactions]."""
+    """One user's interactions, ordered by time; all arrays are int64 [interactions]."""
 
     user_id: int
     features: tuple[int, ...]
-    "as of `FEATURES`, categories numbered from 1"
+    "in the order of `FEATURES`, categories numbered from 1"
     video_id: np.ndarray
     time_ms: np.ndarray
     action_weights: np.ndarray
@@ -48,11 +48,11 @@ class History:
 
 
 def intervals(times: np.ndarray, interval_ms: int) -> list[int]:
-    """Where intervals end, as counts of interactions: an interval begins with one and takes those before it is over.
+    """Return the ends of intervals as counts of interactions; an interval begins with one and has a fixed duration.
 
     Args:
         times: milliseconds, ascending.
-        interval_ms: how long an interval is.
+        interval_ms: duration of an interval.
     """
     following = np.asarray(np.searchsorted(times, times + interval_ms, side="left")).tolist()
     ends, at = [0], 0

@@ -1,8 +1,8 @@
-"""KuaiRand-1K's own files, read: two logs and the users, from their folder or from the archive as it is published.
+"""Read KuaiRand-1K's own files: two logs and the users, from their folder or from the published archive.
 
-https://kuairand.com; https://zenodo.org/records/10439422.  Both periods' standard logs, joined by user (only users in
-both), each user's interactions in the order of time (equal times in the order of the files).  Eight bytes a number are
-held: 0.6 GB for the 11.7 million rows.
+https://kuairand.com; https://zenodo.org/records/10439422.  The standard logs of both periods are joined by user (only
+users in both); each user's interactions are in order of time, equal times in order of the files.  A number takes eight
+bytes of memory: 0.6 GB for the 11.7 million rows.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ NUMBERS = ("user_id", "video_id", "date", "time_ms", "play_time_ms", "duration_m
 PLACES = ("", "data", "KuaiRand-1K/data")
 LARGEST = 2**62
 AT_ONCE, EVERY = 100_000, 1_000_000
-"Rows that are read at once, and rows between two words about how far it is."
+"Rows read at once, and rows between two reports of progress."
 
 
 def read(source: Path, on_progress: Callable[[str], None] = lambda words: None) -> list[History]:
-    """The users of both periods, in the order of the users' file.
+    """Return the users of both periods, in the order of the users' file.
 
     Args:
-        source: the folder of the files, or one above it, or the archive.
-        on_progress: called with how far it is, in words.
+        source: the folder of the files, its parent, or the archive.
+        on_progress: called with the progress as text.
 
     Raises:
-        UsageError: a file is missing or cannot be read, or a line of it is not what it should be; file, line and
-            column are named.
+        UsageError: a file is missing or cannot be read, or has an invalid line; the message names file, line and
+            column.
     """
     periods: dict[str, dict[int, list[np.ndarray]]] = {}
     features: dict[int, tuple[int, ...]] = {}
@@ -107,7 +107,7 @@ def _missing(source: Path, name: str) -> UsageError:
 
 
 def _places(name: str, header: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Where the wanted columns stand."""
+    """Return the positions of the wanted columns."""
     missing = [column for column in wanted if column not in header]
     if missing:
         raise UsageError(refusal(f"{WHO}: {name}:1", "columns", ",".join(missing), "are missing", ",".join(wanted)))
@@ -117,7 +117,7 @@ def _places(name: str, header: Sequence[str], wanted: Sequence[str]) -> list[int
 def _rows(
     name: str, lines: Iterable[str], wanted: Sequence[str], header: Sequence[str] | None = None, before: int = 0
 ) -> Iterator[tuple[int, list[str]]]:
-    """Line and the wanted fields of each row; the header is read first where it was not, and lines `before` counted."""
+    """Yield line and wanted fields of each row; reads the header first unless given; `before` lines precede."""
     reader = csv.reader(lines)
     try:
         header = next(reader, []) if header is None else header
@@ -157,7 +157,7 @@ def _features(file: IO[str]) -> dict[int, tuple[int, ...]]:
 
 
 def _log(name: str, file: IO[str], on_progress: Callable[[str], None]) -> dict[int, list[np.ndarray]]:
-    """Rows of each user in a period, int64 [some, numbers]: those of `LISTS`, and the date."""
+    """Return the rows of each user in a period, int64 [rows, numbers]: those of `LISTS`, and the date."""
     found: dict[int, list[np.ndarray]] = {}
     read = 0
     for numbers in _numbers(name, file):
@@ -167,7 +167,7 @@ def _log(name: str, file: IO[str], on_progress: Callable[[str], None]) -> dict[i
         order = np.argsort(user, kind="stable")
         users, starts = np.unique(user[order], return_index=True)
         for one, some in zip(users.tolist(), np.split(rows[order], starts[1:]), strict=True):
-            found.setdefault(one, []).append(some.copy())  # not a view: it would keep the rows of all users
+            found.setdefault(one, []).append(some.copy())  # a copy: a view would keep the rows of all users in memory
         before, read = read, read + len(numbers)
         if read // EVERY > before // EVERY:
             on_progress(f"{name}: {read // EVERY} million rows")
@@ -175,10 +175,10 @@ def _log(name: str, file: IO[str], on_progress: Callable[[str], None]) -> dict[i
 
 
 def _numbers(name: str, file: IO[str]) -> Iterator[np.ndarray]:
-    """The columns used of a log, int64 [rows, `NUMBERS` and `ACTIONS`], some rows at a time.
+    """Yield the used columns of a log, int64 [rows, `NUMBERS` and `ACTIONS`], some rows at a time.
 
-    Rows that are plain numbers are read by numpy, twenty times as fast as one by one.  From the first that are not, all
-    are read one by one, which finds what is wrong, or that nothing is.
+    NumPy reads rows of plain numbers, twenty times as fast as Python row by row.  From the first other row on, all rows
+    are read one by one, which accepts it or names its error.
     """
     wanted = (*NUMBERS, *ACTIONS)
     reader = csv.reader(file)
@@ -196,7 +196,7 @@ def _numbers(name: str, file: IO[str]) -> Iterator[np.ndarray]:
 
 
 def _plain(lines: Sequence[str], places: Sequence[int], width: int) -> np.ndarray | None:
-    """Wanted columns of lines of nothing but digits and commas; None: there is something else, or a wrong number."""
+    """Return the wanted columns of lines of digits and commas; None if a line has anything else or a wrong number."""
     text = "".join(lines)
     if not text.isascii() or text.encode().translate(None, b"0123456789,\r\n"):
         return None
@@ -212,14 +212,14 @@ def _plain(lines: Sequence[str], places: Sequence[int], width: int) -> np.ndarra
 
 
 def _checked(name: str, line: int, fields: Sequence[str]) -> list[int]:
-    """The numbers of a row."""
+    """Return the numbers of a row."""
     numbers = [_whole(name, line, column, text) for column, text in zip(NUMBERS, fields, strict=False)]
     actions = zip(ACTIONS, fields[len(NUMBERS) :], strict=True)
     return numbers + [_whole(name, line, column, text, most=1) for column, text in actions]
 
 
 def _history(user: int, features: tuple[int, ...], periods: Sequence[dict[int, list[np.ndarray]]]) -> History:
-    """A user, whose rows are taken out of the periods."""
+    """Return a user's history, and remove its rows from the periods."""
     rows = np.concatenate([some for period in periods for some in period.pop(user)])
     order = np.argsort(rows[:, LISTS.index("time_ms")], kind="stable")
     return History(user, features, *rows[order].T.copy())

@@ -1,12 +1,12 @@
-"""The three files of NVIDIA's preprocessing (recsys-examples, examples/commons), written and read back.
+"""Write and read the three files of NVIDIA's preprocessing (recsys-examples, examples/commons).
 
-    processed_seqs.csv            a user a line: user_id, five JSON lists of its whole history, the user's features
-    processed_seqs_inference.csv  a user and date a line: the same of that date, and where its intervals end
-    processed_batches.csv         an interval a line, in the order of their ends: what a replay asks for
+    processed_seqs.csv            one line per user: user_id, five JSON lists of the whole history, the user's features
+    processed_seqs_inference.csv  one line per user and date: the same for that date, and the ends of its intervals
+    processed_batches.csv         one line per interval, ordered by end: the requests of a replay
 
-An interval begins with an interaction and takes those of the next `interval_s` seconds.  `interval_indptr` of a line of
-sequences begins with 0 and has the count of interactions at the end of each interval; that of a batch is the count at
-the end of its own.
+An interval begins with an interaction and includes those of the next `interval_s` seconds.  In a line of sequences,
+`interval_indptr` begins with 0 and has the count of interactions at the end of each interval; in a line of batches it
+is the count at the end of that interval.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ LARGEST = 2**62
 
 @dataclass(slots=True)
 class Summary:
-    """What was written, in numbers."""
+    """Figures of the written files."""
 
     users: int = 0
     interactions: int = 0
     days: int = 0
     batches: int = 0
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
-    "least and largest value of each feature, of items and of actions"
+    "minimum and maximum of each feature, of items and of actions"
     lengths: tuple[int, int] = (0, 0)
-    "of the shortest and of the longest history"
+    "of the shortest and the longest history"
 
     def add(self, history: History) -> None:
-        """Count one user."""
+        """Add one user."""
         length = len(history.video_id)
         shortest, longest = self.lengths if self.users else (length, length)
         self.lengths = min(shortest, length), max(longest, length)
@@ -69,7 +69,7 @@ class Summary:
         self.ranges[name] = min(before[0], least), max(before[1], most)
 
     def lines(self) -> Iterator[str]:
-        """What a preprocessing says when it is done."""
+        """Yield the summary as lines."""
         mean = self.interactions / self.users if self.users else 0.0
         yield (
             f"{self.users} users, {self.interactions} interactions: shortest history {self.lengths[0]}, longest "
@@ -81,12 +81,12 @@ class Summary:
 
 
 def write(histories: Iterable[History], folder: Path, *, interval_s: int = USUAL_INTERVAL_S) -> Summary:
-    """Write the three files; none is there under its name before all are whole.
+    """Write the three files; none gets its name before all are complete.
 
     Args:
-        histories: of the users, one at a time.
-        folder: made where it is not there.
-        interval_s: length of an interval.
+        histories: histories of the users, one at a time.
+        folder: folder of the files; created if missing.
+        interval_s: duration of an interval.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -139,22 +139,22 @@ def _write(histories: Iterable[History], files: Sequence[IO[str]], interval_ms: 
 
 
 def _json(values: np.ndarray) -> str:
-    return str(values.tolist())  # of whole numbers JSON's own spelling, in half the time
+    return str(values.tolist())  # for whole numbers the same text as JSON, in half the time
 
 
 def read_sequences(path: Path) -> Iterator[History]:
-    """The users of a processed_seqs.csv; dates are not in it and are 0.
+    """Yield the users of a processed_seqs.csv; dates are not in it and are 0.
 
     Raises:
-        UsageError: the file cannot be read, a column is missing, or a field is not what it should be; file, line and
-            column are named.
+        UsageError: the file cannot be read, a column is missing, or a field is invalid; the message names file, line
+            and column.
     """
     for place, row in _rows(path, SEQS_COLUMNS):
         yield _history(place, row, 0)
 
 
 def read_days(path: Path) -> Iterator[tuple[History, list[int]]]:
-    """The users' days of a processed_seqs_inference.csv, each with where its intervals end.
+    """Yield the users' days of a processed_seqs_inference.csv, each with the ends of its intervals.
 
     Raises:
         UsageError: as of `read_sequences`, or a user has a date twice.
@@ -193,10 +193,10 @@ def read_days(path: Path) -> Iterator[tuple[History, list[int]]]:
 
 
 def read_batches(path: Path) -> Iterator[tuple[int, int, int, int]]:
-    """The intervals of a processed_batches.csv: user, date, milliseconds of its end, interactions of the date by then.
+    """Yield the intervals of a processed_batches.csv: user, date, end in ms, interactions of the date by then.
 
     Raises:
-        UsageError: as of `read_sequences`, or a line is earlier than the one before.
+        UsageError: see `read_sequences`; also if a line is earlier than the one before.
     """
     before = 0
     for place, row in _rows(path, BATCHES_COLUMNS):
@@ -208,7 +208,7 @@ def read_batches(path: Path) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Place (file and line) and fields of each row."""
+    """Yield place (file and line) and fields of each row."""
     name = path.name
     usual = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))  # a history is one field
     try:

@@ -1,9 +1,9 @@
-"""Small sets of steps (batch, cached, new, candidates) drawn from users' histories, written as suites of listed cases.
+"""Choose a few steps (batch, cached, new, candidates) from users' histories, and write them as suites of listed cases.
 
-A request of a replay (`processed_batches.csv`) stands at the end of an interval.  Its cached tokens are the history
-until the request before it, its new tokens what has come since.  All such requests, of histories that the model still
-takes, are put in the order of their cached tokens and parted into strata of equal size; of each one request is drawn by
-seed.  So a few cases span what a server meets, the longest histories included.
+A request of a replay (`processed_batches.csv`) comes at the end of an interval.  Its cached tokens are the history up
+to the request before it, its new tokens the rest.  All requests whose history the model still accepts are sorted by
+cached tokens and split into strata of equal size; one request of each is drawn by seed.  So a few cases cover what a
+server receives, including the longest histories.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHO = "serving shapes"
 STEPS, ATTENTION = "serving-shapes.toml", "serving-shapes-attention.toml"
 MODELS = ("kuairand", "bench")
 CPU_TOKENS = 512
-"Of a history at most, in the cases for a CPU."
+"Longest history in the cases for a CPU."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Shape:
 
 
 def model_of(name: str) -> ModelConfig:
-    """The model whose steps are drawn.
+    """Return the model whose steps are drawn.
 
     Raises:
-        UsageError: its histories are not those of KuaiRand.
+        UsageError: the model's histories are not KuaiRand's.
     """
     if name not in MODELS:
         raise unknown(WHO, "--model", name, MODELS)
@@ -48,17 +48,17 @@ def model_of(name: str) -> ModelConfig:
 def draw_shapes(
     histories: Iterable[History], config: ModelConfig, *, count: int, interval_s: int, seed: int
 ) -> tuple[list[Shape], int]:
-    """Requests that span the cached lengths of all.
+    """Return requests that cover the cached lengths of all.
 
     Args:
-        histories: of the users.
-        config: of the model; a token for each context feature, two for an item.
-        count: strata.
-        interval_s: of a replay.
-        seed: of the draw.
+        histories: histories of the users.
+        config: model; one token per context feature, two per item.
+        count: number of strata.
+        interval_s: interval of a replay.
+        seed: seed of the draw.
 
     Returns:
-        The shapes, the shortest cached first, and how many requests they stand for.
+        The shapes, shortest cached first, and the number of requests from which they were drawn.
 
     Raises:
         UsageError: there are fewer requests than strata.
@@ -81,7 +81,7 @@ def draw_shapes(
     drawn, context = np.random.default_rng([seed, 5]), len(config.context)
     edges = np.linspace(0, len(found), count + 1).astype(int)
     chosen = sorted(found[int(drawn.integers(low, high))] for low, high in pairwise(edges))
-    # Of a user's first request nothing is cached, the context neither.
+    # At a user's first request nothing is cached, not even the context.
     return [
         Shape(context + 2 * before, 2 * new) if before else Shape(0, context + 2 * new) for before, new in chosen
     ], len(found)
@@ -96,15 +96,15 @@ def write_suites(
     candidates: Sequence[int],
     source: str,
 ) -> list[Path]:
-    """Write a suite of whole steps (workload hstu-serving) and one of their attention alone (workload hstu).
+    """Write a suite of whole steps (workload hstu-serving) and one of their attention only (workload hstu).
 
     Args:
-        folder: made where it is not there.
-        shapes: of `draw_shapes`.
-        config: of the model.
-        batches: of each shape.
-        candidates: of each request.
-        source: what the shapes are of, in words.
+        folder: folder of the suites; created if missing.
+        shapes: shapes of `draw_shapes`.
+        config: the model.
+        batches: batches of each shape.
+        candidates: candidates of each request.
+        source: description of the data.
 
     Raises:
         UsageError: the folder cannot be written to.
@@ -162,7 +162,7 @@ def write_suites(
 
 
 def _attention(batch: int, shape: Shape, targets: int, config: ModelConfig, dtype: str) -> str:
-    """A case of the workload hstu: the new history and the candidates are the queries."""
+    """Return a case of the workload hstu: the new history and the candidates are the queries."""
     return _case(
         batch=batch,
         seqlen=shape.cached + shape.new + targets,

@@ -1,1 +1,1 @@
-"""A run in other formats: exports of ours, and layouts of older scripts, written and read."""
+"""A run in other formats: attnbench's exports, and the layouts of older scripts, written and read."""

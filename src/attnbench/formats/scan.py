@@ -1,4 +1,4 @@
-"""Finds the one-file plug-ins of a folder: exporters and layouts are named by their own files."""
+"""Find the one-file plug-ins of a folder: exporters and layouts are named by their own files."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from types import ModuleType
 
 
 def names(room: ModuleType) -> list[str]:
-    """Names of all plug-ins in `room`: ``seed_001.py`` is ``seed-001``."""
+    """Return the names of all plug-ins in `room`: ``seed_001.py`` is ``seed-001``."""
     return sorted(item.name.replace("_", "-") for item in pkgutil.iter_modules(room.__path__) if item.name != "base")
 
 
 def load(room: ModuleType, name: str) -> ModuleType:
-    """Import the plug-in called `name`, which `names` lists."""
+    """Import the plug-in called `name`, one of `names`."""
     return importlib.import_module(f"{room.__name__}.{name.replace('-', '_')}")

@@ -1,4 +1,4 @@
-"""A run taken apart by the values of case axes, one part a file."""
+"""Split a run by the values of case axes, one part per file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONGEST = 40
 
 
 def split(run: Run, axes: Sequence[str]) -> dict[str, Run]:
-    """Parts of `run` by what its cases have on `axes`; keys such as ``dtype-bf16.causal-true``.
+    """Return the parts of `run` by the values of its cases on `axes`; keys such as ``dtype-bf16.causal-true``.
 
     Raises:
         UsageError: no case of the run has such an axis.
@@ -35,7 +35,7 @@ def split(run: Run, axes: Sequence[str]) -> dict[str, Run]:
 
 
 def part_path(path: str | Path, label: str) -> Path:
-    """Where the part called `label` of an export to `path` goes: ``name.dtype-bf16.csv``."""
+    """Return the path of the part `label` of an export to `path`: ``name.dtype-bf16.csv``."""
     path = Path(path)
     return path.with_name(f"{path.stem}.{label}{path.suffix}") if label else path
 

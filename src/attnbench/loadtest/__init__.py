@@ -1,1 +1,1 @@
-"""Serving under load: requests that arrive on their own time, batched, answered or refused, and counted."""
+"""Serving under load: requests arrive at scheduled times, are batched, answered or refused, and counted."""

@@ -1,4 +1,4 @@
-"""A ranking model with its cache as the server calls it."""
+"""A ranking model with its cache, in the form that the server calls."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 WHO = "load"
 AHEAD = 2
-"Batches under way on a card: one runs, the host prepares the next."
+"Batches in flight on a GPU: one runs while the host prepares the next."
 SEEN, BUCKETS = 2, 256
-"Steps of the same sizes that run launch by launch before they become a graph, and graphs that are kept."
+"Steps of equal sizes that run launch by launch before they are captured as a graph, and number of graphs kept."
 
 
 class ModelEngine:
-    """Scores batches; on a card without waiting for it."""
+    """Scores batches; on a GPU without waiting for it."""
 
     def __init__(self, model: HstuRanking, *, attention: str, cache: PagedCache | None, graph: bool = False) -> None:
-        """Ready.
+        """Create the engine.
 
         Args:
             model: with its weights.
-            attention: of `models.hstu_ranking.attention`.
-            cache: None: every history is computed whole.
-            graph: steps run from the fixed buffers of a graph, on a card as CUDA graphs.
+            attention: a name in `models.hstu_ranking.attention`.
+            cache: None: every history is computed completely.
+            graph: steps use the fixed buffers of a graph, on a GPU as CUDA graphs.
         """
         self.model, self.attention, self.cache = model, attention, cache
         self.graphs = StepGraphs(model, cache=cache, attention=attention, after=SEEN, most=BUCKETS) if graph else None
@@ -42,7 +42,7 @@ class ModelEngine:
         self.depth = AHEAD if self._on_card else 1
 
     def launch(self, requests: Sequence[Request]) -> Scored:
-        """As of `serving.Engine`."""
+        """See `serving.Engine`."""
         begin = end = None
         if self._on_card:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -57,11 +57,11 @@ class ModelEngine:
             end.record()
             logits = scores
         elif self.graphs is not None:
-            logits = logits.clone()  # the next step of these sizes writes over it
+            logits = logits.clone()  # the next step of these sizes overwrites them
         return Scored(logits, sum(len(one.candidates) for one in requests), begin, end)
 
     def settle(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until no batch is in flight."""
         if self.cache is not None:
             self.cache.settle()
         if self._on_card:
@@ -70,21 +70,21 @@ class ModelEngine:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A batch under way: scores in host memory once `end` has come."""
+    """A batch in flight: its scores are in host memory once `end` has completed."""
 
     scores: Tensor
     "[candidates, tasks]"
     candidates: int
     begin: Any
     end: Any
-    "events; None on a CPU, where it is over already"
+    "events; None on a CPU, where the batch is already complete"
 
     def done(self) -> bool:
-        """As of `serving.Handle`."""
+        """See `serving.Handle`."""
         return self.end is None or bool(self.end.query())
 
     def wait(self) -> float | None:
-        """As of `serving.Handle`."""
+        """See `serving.Handle`."""
         if self.end is not None:
             self.end.synchronize()
         if len(self.scores) != self.candidates:
@@ -105,10 +105,10 @@ def make_cache(
     offload_chunk: int = 1,
     reload: bool | Choice = True,
 ) -> PagedCache:
-    """A cache of a model, arguments as of `PagedCache`, or one line where memory is exhausted.
+    """Create a cache for a model, with the arguments of `PagedCache`.
 
     Raises:
-        UsageError: it cannot be had.
+        UsageError: there is not enough memory; the message is one line.
     """
     try:
         return model.make_cache(

@@ -1,4 +1,4 @@
-"""The generator's process as the server sees it: arrivals to take, answers to give."""
+"""The generator's process as seen by the server: arrivals to receive, answers to report."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from attnbench.machine import child
 
 READ = 1 << 18
 FEWEST_CORES, RESERVED = 4, 2
-"Of fewer cores none is kept for the generator; else two: one for its threads, one for LoadGen's log."
+"With fewer cores none is reserved for the generator; otherwise two: one for its threads, one for LoadGen's log."
 END_S = 5.0
-"A generator that is told to end by closed pipes has so long."
+"Time limit for a generator to end after its pipes are closed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,42 +31,42 @@ class Arrival:
     """A request that was issued."""
 
     number: int
-    "the generator's own"
+    "assigned by the generator"
     index: int
-    "which sample"
+    "of the sample"
     issued_ns: int
     "on the monotonic clock"
 
 
 class Source(Protocol):
-    """Where arrivals come from."""
+    """A source of arrivals."""
 
     all_issued: bool
     "no request will follow"
     over: bool
-    "the source is done; of LoadGen only once every request has its answer"
+    "the source is done; for LoadGen only once every request has been answered"
 
     def take(self, timeout_s: float) -> list[Arrival]:
-        """What has arrived; where nothing has, waits so long for it."""
+        """Return the arrivals so far; if there are none, wait up to `timeout_s` for one."""
 
     def answered(self, numbers: Sequence[int]) -> None:
-        """Say which requests are over, answered or refused."""
+        """Report requests that are finished, answered or refused."""
 
 
 _reserved: set[int] = set()
 
 
 def generator_cores() -> set[int]:
-    """Cores that are the generator's own; none where there are too few."""
+    """Return the cores reserved for the generator; none if there are too few cores."""
     return set(_reserved)
 
 
 @contextlib.contextmanager
 def own_cores() -> Iterator[None]:
-    """Keep some cores for generators that are started meanwhile, and this thread, which serves, off them.
+    """Reserve some cores for generators that are started meanwhile, and keep this serving thread off them.
 
-    The server wakes the generator with each answer, and the system likes to run who is woken where the waker is: there
-    the generator would wait for the server, with the lock of its interpreter held, for milliseconds.
+    The server wakes the generator with each answer, and the kernel prefers to run a woken thread on the core of the
+    waker.  There the generator, holding its interpreter lock, would wait for the server for milliseconds.
     """
     before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     if len(before) < FEWEST_CORES:
@@ -85,16 +85,16 @@ class Generator:
     """A process that issues requests.  Use as a context manager."""
 
     def __init__(self, module: str, stdin: bytes, *, wants_answers: bool) -> None:
-        """Started.
+        """Start the process.
 
         Args:
-            module: of `load.issuing`.
-            stdin: what it reads first.
-            wants_answers: it counts what is over.
+            module: name in `loadtest.issuing`.
+            stdin: sent to it first.
+            wants_answers: whether it counts finished requests.
         """
         self._in, out = os.pipe()
         answers, self._out = os.pipe()
-        with contextlib.suppress(OSError, AttributeError):  # not here: the pipe is then of its usual size
+        with contextlib.suppress(OSError, AttributeError):  # not supported here: the pipe keeps its default size
             fcntl.fcntl(self._in, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         handles = (out, answers) if wants_answers else (out,)
         self._process = subprocess.Popen(
@@ -109,22 +109,22 @@ class Generator:
         os.close(out)
         os.close(answers)
         if generator_cores():
-            with contextlib.suppress(ProcessLookupError):  # it has ended already: take() finds out
+            with contextlib.suppress(ProcessLookupError):  # it has already ended; take() reports that
                 os.sched_setaffinity(self._process.pid, generator_cores())
         self._wants = wants_answers
         self._rest = b""
         self.origin_ns: int | None = None
-        "when the schedule begins, on the monotonic clock"
+        "start of the schedule, on the monotonic clock"
         self.issued_ns: int | None = None
-        "when it said that all are issued"
+        "when it reported that all requests are issued"
         self.all_issued = self.over = self.lost = False
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already: take() finds out
+        with contextlib.suppress(BrokenPipeError):  # it has already ended; take() reports that
             self._process.stdin.write(stdin)
             self._process.stdin.close()
 
     def __enter__(self) -> Generator:
-        """Nothing to do: it runs."""
+        """Return self; the process is already running."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,7 +141,7 @@ class Generator:
             self._process.stderr.close()
 
     def take(self, timeout_s: float) -> list[Arrival]:
-        """As of `Source`."""
+        """See `Source`."""
         if self.over or not select.select([self._in], [], [], timeout_s)[0]:
             return []
         data = os.read(self._in, READ)
@@ -162,35 +162,35 @@ class Generator:
         return found
 
     def answered(self, numbers: Sequence[int]) -> None:
-        """As of `Source`."""
+        """See `Source`."""
         if self._wants and not self.lost:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._out, b"".join(map(NUMBER.pack, numbers)))
 
     def words(self) -> str:
-        """The last line that it said before it was lost."""
+        """Return the last line it printed."""
         self._process.wait()
         lines = self._process.stderr.read().decode("utf-8", "replace").split("\n") if self._process.stderr else []
         return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "without a word")
 
     def check(self) -> None:
-        """Complain where it ended before its time.
+        """Raise if it ended too early.
 
         Raises:
-            AttnbenchError: with its last words.
+            AttnbenchError: with its last line.
         """
         if self.lost:
             raise AttnbenchError(f"load: the generator's process ended before it was done: {self.words()}")
 
 
 def scheduled(due_ns: Sequence[int]) -> Generator:
-    """Our own open loop over a schedule: nanoseconds from the start, ascending."""
+    """Start our own open-loop generator for a schedule: nanoseconds from the start, ascending."""
     data = b"".join([NUMBER.pack(len(due_ns)), *map(NUMBER.pack, due_ns)])
     return Generator("attnbench.loadtest.issuing.schedule", data, wants_answers=False)
 
 
 def by_loadgen(settings: Settings) -> Generator:
-    """LoadGen's test."""
+    """Start a LoadGen test."""
     return Generator(
         "attnbench.loadtest.issuing.loadgen", json.dumps(dataclasses.asdict(settings)).encode(), wants_answers=True
     )

@@ -1,8 +1,8 @@
-"""What users did with the candidates of their requests, and how well scores order them: AUC of each task.
+"""Labels (what users did with the candidates of their requests) and the AUC of the scores for each task.
 
 Task k is bit k of `action_weights`, as in NVIDIA's evaluation.  The area under the ROC curve of a task is the share of
 all pairs of a candidate with that action and one without in which the former has the higher score; equal scores count
-half.  Pairs are of all requests together.
+half.  Pairs may come from different requests.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ DIGITS = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labelled(Request):
-    """A request of a log, which goes on."""
+    """A request from a log that continues after it."""
 
     labels: np.ndarray
     "int64 [T]: mask of what the user did with each candidate"
 
 
 class Judged:
-    """Scores beside labels."""
+    """Collects scores with their labels."""
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start empty."""
         self._scores: list[np.ndarray] = []
         self._labels: list[np.ndarray] = []
 
     def take(self, requests: Sequence[Request], scores: Any) -> None:
-        """Keep a batch.
+        """Add a batch.
 
         Args:
-            requests: answered.
-            scores: tensor [candidates, tasks] on the host, request after request; it may be overwritten later.
+            requests: that were answered.
+            scores: tensor [candidates, tasks] on the host, request after request; may be overwritten later.
         """
         if not all(isinstance(one, Labelled) for one in requests):
             return
@@ -49,7 +49,7 @@ class Judged:
         self._labels += [one.labels for one in requests if isinstance(one, Labelled)]
 
     def of_tasks(self) -> tuple[TaskAuc, ...]:
-        """AUC of each task; none where nothing was judged."""
+        """Return the AUC of each task; none if there are no labels."""
         if not self._scores:
             return ()
         scores, labels = np.concatenate(self._scores), np.concatenate(self._labels)
@@ -68,7 +68,7 @@ def _task(number: int, scores: np.ndarray, positive: np.ndarray) -> TaskAuc:
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """Area under the ROC curve, by ranks: the mean of its places where scores are equal.
+    """Compute the area under the ROC curve from ranks; equal scores get their mean rank.
 
     Args:
         scores: [n].

@@ -1,4 +1,4 @@
-"""What became of every request: answered, or refused with a reason, exactly once."""
+"""The outcome of every request: answered, or refused with a reason, exactly once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 ANSWERED = ""
-"The outcome of a request that was answered; any other text is why it was refused."
+"Outcome of an answered request; any other text is the reason of a refusal."
 INTERRUPTED = "interrupted"
 BACKLOG = "backlog: not reached within the time after the last arrival"
 
@@ -24,7 +24,7 @@ class Flown:
 
 @dataclass(slots=True)
 class Ledger:
-    """A line for each request that was issued; times are nanoseconds on the monotonic clock."""
+    """One row per issued request; times are nanoseconds on the monotonic clock."""
 
     index: list[int] = field(default_factory=list)
     issued_ns: list[int] = field(default_factory=list)
@@ -32,18 +32,18 @@ class Ledger:
     "when its batch was launched"
     done_ns: list[int | None] = field(default_factory=list)
     outcome: list[str | None] = field(default_factory=list)
-    "None: nothing yet"
+    "None: not finished"
     examples: dict[str, str] = field(default_factory=dict)
-    "the first message in full behind each reason"
+    "by reason, the full message of its first refusal"
     batches: list[Flown] = field(default_factory=list)
     splits: int = 0
-    "batches that were refused as a whole and served in halves"
+    "batches that failed as a whole and were served in halves"
     backlog: int = 0
-    "requests that had no answer when the last one was issued"
+    "requests without an answer when the last one was issued"
     interrupted: bool = False
 
     def arrive(self, index: int, issued_ns: int) -> int:
-        """Note a request; its place."""
+        """Add a request; return its index."""
         self.index.append(index)
         self.issued_ns.append(issued_ns)
         self.started_ns.append(None)
@@ -52,18 +52,18 @@ class Ledger:
         return len(self.index) - 1
 
     def answer(self, place: int, started_ns: int, done_ns: int) -> None:
-        """Note that a request is answered."""
+        """Record that a request is answered."""
         self._end(place, ANSWERED, done_ns)
         self.started_ns[place] = started_ns
 
     def refuse(self, place: int, reason: str, now_ns: int, example: str = "") -> None:
-        """Note that a request is refused.
+        """Record that a request is refused.
 
         Args:
-            place: of the request.
-            reason: in few words, the same for all that are refused for it.
+            place: index of the request.
+            reason: short, and the same for all requests refused for it.
             now_ns: the time.
-            example: the message in full.
+            example: the full message.
         """
         assert reason
         self._end(place, reason, now_ns)
@@ -77,17 +77,17 @@ class Ledger:
 
     @property
     def open(self) -> list[int]:
-        """Requests that are not over."""
+        """Return the requests that are not finished."""
         return [place for place, outcome in enumerate(self.outcome) if outcome is None]
 
     @property
     def answered(self) -> int:
-        """How many were answered."""
+        """Number of answered requests."""
         return sum(outcome == ANSWERED for outcome in self.outcome)
 
     @property
     def refused(self) -> dict[str, int]:
-        """How many were refused for each reason."""
+        """Number of refused requests for each reason."""
         found: dict[str, int] = {}
         for outcome in self.outcome:
             if outcome:
@@ -95,7 +95,7 @@ class Ledger:
         return found
 
     def close(self, now_ns: int, reason: str) -> list[int]:
-        """Refuse whatever is still open; which these were."""
+        """Refuse all unfinished requests; return their indices."""
         found = self.open
         for place in found:
             self.refuse(place, reason, now_ns)
@@ -107,7 +107,7 @@ class Ledger:
 
 
 def of_answered(ledger: Ledger, values: Sequence[int | None], since: Sequence[int | None]) -> list[float]:
-    """Milliseconds between two columns, for the requests that were answered."""
+    """Return the milliseconds between two columns, for answered requests."""
     return [
         (value - start) / 1e6
         for outcome, value, start in zip(ledger.outcome, values, since, strict=True)

@@ -1,4 +1,4 @@
-"""LoadGen's files read: the schedule and the latency of each sample from its trace, its own summary in words."""
+"""Reads LoadGen's files: schedule and latency of each sample from its trace, and its summary."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class Sample:
     scheduled_ns: int
     "on LoadGen's clock"
     issued_ns: int
-    "after that, when LoadGen called"
+    "when LoadGen called, relative to scheduled_ns"
     done_ns: int
-    "after that, when it was told: the latency that LoadGen counts"
+    "when LoadGen got the answer, relative to scheduled_ns: the latency that it counts"
 
 
 def samples(folder: Path) -> list[Sample]:
-    """All samples of a test in the order in which they were issued.
+    """Return all samples of a test in order of issue.
 
     Raises:
-        AttnbenchError: the trace is not there or has not all of them.
+        AttnbenchError: the trace is missing or incomplete.
     """
     try:
         with (folder / TRACE).open(encoding="utf-8", errors="replace") as file:
@@ -72,7 +72,7 @@ def samples(folder: Path) -> list[Sample]:
 
 
 def summary(folder: Path) -> dict[str, str | float]:
-    """What LoadGen's summary says, by short names."""
+    """Return the values of LoadGen's summary, by short names."""
     try:
         text = (folder / SUMMARY).read_text(encoding="utf-8", errors="replace")
     except OSError:

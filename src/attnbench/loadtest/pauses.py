@@ -1,4 +1,4 @@
-"""What stops a server for a moment: garbage collections, kept short and timed, and launches far longer than others."""
+"""Interruptions of a server: garbage collections, kept short and timed, and unusually long launches."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from contextlib import contextmanager
 from attnbench.loadtest.ledger import Ledger
 
 PAUSE_MS, PAUSE_TIMES = 10.0, 5.0
-"A launch that takes at least so long, and so many times as long as others, is said."
+"A launch is reported if it takes at least this long, and this many times as long as others."
 
 
 class Collections:
-    """What garbage collections took."""
+    """Durations of garbage collections."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Start empty."""
         self.longest_ms = 0.0
         self._began = 0.0
 
     def __call__(self, phase: str, info: Mapping[str, int]) -> None:
-        """As of `gc.callbacks`."""
+        """See `gc.callbacks`."""
         if phase == "start":
             self._began = time.perf_counter()
         else:
@@ -32,9 +32,9 @@ class Collections:
 
 @contextmanager
 def old_objects_left_alone() -> Iterator[Collections]:
-    """Let Python's garbage collector pass over what is there already, as servers do once they are warm.
+    """Exempt existing objects from garbage collection, as servers do once they are warm, and time later collections.
 
-    Beside torch a full collection takes a tenth of a second, in which nothing is answered.  Others are timed.
+    With torch loaded, a full collection takes a tenth of a second in which nothing is answered.
     """
     already = gc.get_freeze_count()
     gc.collect()
@@ -45,16 +45,16 @@ def old_objects_left_alone() -> Iterator[Collections]:
         yield timed
     finally:
         gc.callbacks.remove(timed)
-        if not already:  # what others have frozen stays so
+        if not already:  # objects frozen by others stay frozen
             gc.unfreeze()
 
 
 def pauses(ledger: Ledger, collected_ms: float) -> tuple[str, ...]:
-    """A launch that took the host far longer than others do, and whether it may have been a garbage collection.
+    """Describe a launch that took the host far longer than others, and whether garbage collection may be the cause.
 
     Args:
         ledger: of a load.
-        collected_ms: the longest collection meanwhile.
+        collected_ms: duration of the longest collection during the load.
     """
     taken = [batch.host_ms for batch in ledger.batches]
     usual, longest = statistics.median(taken or [0.0]), max(taken, default=0.0)

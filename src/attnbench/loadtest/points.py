@@ -1,4 +1,4 @@
-"""A load's ledger turned into the numbers of a point."""
+"""Converts a load's ledger to the numbers of a point."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from attnbench.store.load_file import DIGITS, Point, TaskAuc, derived
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When requests were to arrive, and what the generator itself says."""
+    """When requests were due, and latencies counted by the generator."""
 
     due_ns: Sequence[int]
-    "of each request that was issued, on the clock of the ledger"
+    "of each issued request, on the ledger's clock"
     origin_ns: int
     latency_ns: Sequence[int] | None = None
     "counted by the generator; None: the server's own"
@@ -34,18 +34,18 @@ def point_of(
     auc: Sequence[TaskAuc] = (),
     notes: Sequence[str] = (),
 ) -> Point:
-    """The numbers of one load.
+    """Compute the numbers of one load.
 
     Args:
         ledger: closed.
-        schedule: of all that was issued, in its order.
+        schedule: of all issued requests, in their order.
         scenario: server, offline, gaps or replay.
-        generator: who issued.
-        asked: rate; None: all at once.
-        slos_ms: limits of latency.
-        cache: counts of this load alone.
-        auc: of each task, where there are labels.
-        notes: what is to be said.
+        generator: name of the generator.
+        asked: requested rate; None: all at once.
+        slos_ms: latency limits.
+        cache: counts of this load only.
+        auc: of each task, if there are labels.
+        notes: for the report.
     """
     places = [place for place, outcome in enumerate(ledger.outcome) if outcome == ANSWERED]
     due, origin = schedule.due_ns, schedule.origin_ns
@@ -87,10 +87,10 @@ def point_of(
 
 
 def _ms(nanoseconds: Iterable[int]) -> tuple[float, ...]:
-    """Milliseconds with the digits that a file keeps, so that what is shown now is what the file says later."""
+    """Milliseconds rounded as in a file, so that values shown now equal those in the file."""
     return tuple(round(one / 1e6, DIGITS) for one in nanoseconds)
 
 
 def by_schedule(ledger: Ledger, due_ns: Sequence[int], origin_ns: int) -> Schedule:
-    """Of our own generator: the index of an arrival is its place in the schedule."""
+    """Return the schedule of our own generator: the index of an arrival is its place in the schedule."""
     return Schedule([origin_ns + due_ns[index] for index in ledger.index], origin_ns)

@@ -1,4 +1,4 @@
-"""Which model, users and batching a load has where no flag says otherwise.  Imports without torch."""
+"""Default model, users and batching of a load.  Imports without torch."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ WHO = "load"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preset:
-    """What a load of one model is like."""
+    """Defaults for loads of one model."""
 
     model: str
     users: int
     candidates: int
     most_items: int | None = None
-    "of a history that is drawn; None: as long as it is, the model's most or not"
+    "limit of a drawn history; None: none, even above the model's limit"
     max_batch: int
     max_wait_ms: float
     rates: tuple[float, ...]
     duration_s: float
     slos_ms: tuple[float, ...] = (50.0, 100.0)
     pool_share: float = 0.5
-    "of the pages that all users need; the cache then has something to evict"
+    "share of the pages that all users need, so that the cache has something to evict"
     page_size: int = 64
 
     @property
     def config(self) -> ModelConfig:
-        """Of the model."""
+        """Configuration of the model."""
         return config_of(self.model)
 
 
@@ -55,7 +55,7 @@ PRESETS = {
             rates=(200.0, 500.0, 1000.0),
             duration_s=10.0,
         ),
-        # MLPerf's limit is 80 ms, its reference batches 10; its model allows no cache.
+        # MLPerf's limit is 80 ms and its reference batches 10 requests; its model allows no cache.
         Preset(
             model="dlrm-v3",
             users=512,
@@ -94,7 +94,7 @@ def preset_of(name: str | None, *, on_gpu: bool) -> Preset:
     """A preset by name; None: `bench` on a GPU, `small` on a CPU.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: no preset has that name.
     """
     name = name or ("bench" if on_gpu else "small")
     if name not in PRESETS:

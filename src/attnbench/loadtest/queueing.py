@@ -1,4 +1,4 @@
-"""Requests that wait, a queue for each user: who goes into the next batch."""
+"""Waiting requests, with a queue for each user: selects the next batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Waiting:
-    """A request that waits."""
+    """A waiting request."""
 
     place: int
-    "in the ledger: the order of arrival"
+    "index in the ledger: the order of arrival"
     number: int
-    "the generator's"
+    "assigned by the generator"
     request: Request
     issued_ns: int
 
@@ -29,26 +29,26 @@ class Queue:
     def __init__(self) -> None:
         self._of_user: dict[int, deque[Waiting]] = {}
         self._heads: list[tuple[int, int]] = []
-        "(place, user) of the first request of each user: a heap"
+        "(place, user) of the first request of each user, as a heap"
         self.length = 0
 
     def __len__(self) -> int:
-        """Requests that wait."""
+        """Number of waiting requests."""
         return self.length
 
     @property
     def users(self) -> int:
-        """Different users among them: the largest batch that can be formed now."""
+        """Number of different users among them: the largest batch that can be formed now."""
         return len(self._heads)
 
     @property
     def oldest_ns(self) -> int:
-        """When the request that has waited longest was issued."""
+        """Issue time of the request that has waited longest."""
         user = self._heads[0][1]
         return self._of_user[user][0].issued_ns
 
     def add(self, waiting: Waiting) -> None:
-        """Put a request behind those of its user."""
+        """Append a request to its user's queue."""
         user = waiting.request.user
         line = self._of_user.setdefault(user, deque())
         line.append(waiting)
@@ -57,7 +57,7 @@ class Queue:
             heapq.heappush(self._heads, (waiting.place, user))
 
     def batch(self, most: int) -> list[Waiting]:
-        """Take at most so many requests of different users, in the order of their arrival."""
+        """Remove and return at most `most` requests of different users, in order of arrival."""
         taken: list[Waiting] = []
         while self._heads and len(taken) < most:
             _, user = heapq.heappop(self._heads)

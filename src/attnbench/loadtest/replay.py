@@ -1,8 +1,9 @@
-"""Replay of prepared batches: each line of processed_batches.csv is a request, at its time compressed to a rate.
+"""Replay of prepared batches: each line of processed_batches.csv is a request, at its time scaled to a rate.
 
-A line says user, date, and how many interactions of that date the user has had.  The history of its request is all of
-the user's interactions until then, those of earlier dates included.  Its candidates are the items that follow, and what
-the user did with them the labels; or they are drawn, and have none.  Ids are hashed into the model's vocabularies.
+A line contains a user, a date, and how many interactions of that date precede the request.  The history of its request
+is all of the user's interactions until then, including earlier dates.  Its candidates are the items that follow, and
+the labels are what the user did with them; or the candidates are drawn, without labels.  Ids are hashed into the
+model's vocabularies.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ class Line:
     date: int
     when_ms: int
     end: int
-    "interactions of the date by then"
+    "interactions of the date before the request"
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A user with all dates joined."""
+    """A user, with all dates joined."""
 
     items: np.ndarray
     actions: np.ndarray
     "in the model's vocabulary"
     masks: np.ndarray
-    "as the files have them"
+    "as in the files"
     times: np.ndarray
     "seconds"
     context: np.ndarray
     before: dict[int, tuple[int, int]]
-    "of each date: interactions before it, and of it"
+    "for each date: number of interactions before it, and of it"
 
 
 class Replay:
     """The requests of a prepared folder, in the order of time."""
 
     returning = False
-    "Each replay begins with the first line, and with an empty cache."
+    "Each replay starts with the first line and an empty cache."
 
     def __init__(
         self,
@@ -78,14 +79,14 @@ class Replay:
         Args:
             folder: of `attnbench data`.
             config: of the model.
-            candidates: of each request; fewer where the log ends before, or has not so many items to draw from.
-            policy: what becomes of a history that is too long.
-            only_user: whose lines are taken; None: all.
-            kind: of the candidates: following, with labels, or drawn from the items of the files, each once.
-            seed: of what is drawn; a line has the same candidates whenever it is asked for.
+            candidates: of each request; fewer if the log ends earlier or has fewer items to draw from.
+            policy: for histories that are too long.
+            only_user: the user whose lines are used; None: all users.
+            kind: of candidates: following, with labels, or drawn from the items of the files, each once.
+            seed: of draws; a line always has the same candidates.
 
         Raises:
-            UsageError: a file cannot be read; file, line and column are named; or there are no lines.
+            UsageError: a file cannot be read (the message names file, line and column), or there are no lines.
         """
         self._config, self._candidates, self._policy, self._seed = config, candidates, policy, seed
         for name in (INFERENCE, BATCHES):
@@ -128,22 +129,22 @@ class Replay:
         )
 
     def due_ns(self, rate: float, duration_s: float) -> list[int]:
-        """When each request is due: the times of the lines, compressed so that the rate is the one asked for.
+        """Return when each request is due: the times of the lines, scaled to the requested rate.
 
         Args:
             rate: requests a second.
-            duration_s: the lines of so long are taken, all where there are fewer.
+            duration_s: lines of this duration are used, or all if there are fewer.
         """
         count = max(1, min(len(self.lines), round(rate * duration_s)))
         at = np.array([line.when_ms for line in self.lines[:count]], dtype=np.float64)
         at -= at[0]
-        # Where all have one time they are all due at once, at the end of the time that they would take.
+        # If all lines have the same time, all are due at once, at the end of the duration.
         scaled = at / at[-1] if at[-1] > 0 else np.ones(count)
         due: list[int] = np.round(scaled * (count / rate) * 1e9).astype(np.int64).tolist()
         return due
 
     def take(self, index: int) -> Request | Refused:
-        """The request of a line."""
+        """Return the request of a line."""
         line = self.lines[index]
         user = self._users.get(line.user)
         if user is None:
@@ -168,7 +169,7 @@ class Replay:
         return self._policy.fit(asked if self._drawn_from is None else self._drawn(asked, index))
 
     def _drawn(self, asked: Request, index: int) -> Request:
-        """A request with other candidates, of which nobody knows what the user would do with them."""
+        """Return a request with drawn candidates, for which there are no labels."""
         assert self._drawn_from is not None
         drawn = np.random.default_rng([self._seed, index])
         count = min(self._candidates, len(self._drawn_from))
@@ -177,7 +178,7 @@ class Replay:
         return Request(**given | {"candidates": candidates})
 
     def tokens(self, config: ModelConfig) -> list[int]:
-        """Tokens of each user's longest history, for the size of a pool."""
+        """Return the tokens of each user's longest history, for the size of a pool."""
         return [
             len(config.context) + config.item_tokens * min(len(one.items), config.max_history)
             for one in self._users.values()
@@ -188,9 +189,9 @@ class Replay:
         return list(self._users)
 
     def before(self) -> list[Request]:
-        """Nothing: the log begins with the first line."""
+        """Return nothing: the log starts with the first line."""
         return []
 
     def __len__(self) -> int:
-        """Lines."""
+        """Number of lines."""
         return len(self.lines)

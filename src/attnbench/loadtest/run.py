@@ -1,4 +1,4 @@
-"""A load carried out: an engine and its users served at a rate, by LoadGen's schedule or by ours."""
+"""Runs loads: an engine and its users served at a rate, with LoadGen's schedule or ours."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ LOADGEN, MODULE = "mlcommons-loadgen", "mlperf_loadgen"
 INSTALL = "pip install 'attnbench[load]'"
 OURS = "attnbench"
 PROBE_S, PROBE_VISITS = 1.0, 2
-"How long the capacity is estimated before a load, and by how many visits of a user at most."
+"Duration of the capacity estimate before a load, and its limit of visits per user."
 IN_TIME = 0.99
-"Of all requests, the share that a rate has to answer within a limit."
+"Share of all requests that must be answered within a limit."
 MOST_PROBES = 12
-"Loads of a search at most."
+"Most loads of a search."
 TELL_S = 2.0
-"Between two lines of progress."
+"Time between two lines of progress."
 OnProgress = Callable[[str], None]
 
 
 def need_loadgen() -> str:
-    """LoadGen's version.
+    """Return LoadGen's version.
 
     Raises:
-        Unavailable: it is not installed; the line says what installs it.
+        Unavailable: it is not installed; the message says how to install it.
     """
     if importlib.util.find_spec(MODULE) is None:
         raise Unavailable(f"load: {MODULE} is not installed; {INSTALL}; or --scenario gaps, which needs none")
@@ -59,7 +59,7 @@ def need_loadgen() -> str:
 
 @dataclass(slots=True)
 class Bench:
-    """What is loaded, kept from one rate to the next: the cache goes on as it would."""
+    """The system under load, kept from one rate to the next with the state of its cache."""
 
     engine: ModelEngine
     users: Users | Replay
@@ -69,27 +69,27 @@ class Bench:
     seed: int
     on_progress: OnProgress
     settings: Mapping[str, Any]
-    "for the result: what was not known before users were there"
+    "for the result: settings that depend on the users"
     capacity: float | None = None
     "requests a second, estimated"
     ending: KeyboardInterrupt | None = None
     "the signal that ended the last load before its time"
     _turn: int = 0
-    "visits that were served without load"
+    "number of visits served without load"
 
     def warm_up(self) -> None:
-        """Bring caches and compiled kernels to where a load finds them: each user's visit before, and one more.
+        """Bring caches and compiled kernels to the state of a running load: each user's previous visit, and one more.
 
-        What is refused here is refused again under load, where it is counted.
+        Requests refused here are refused again under load, where they are counted.
         """
         most = self.batching.max_batch
         before = self.users.before() if self.engine.cache is not None else []
         for start in range(0, len(before), most):
             self._serve(before[start : start + most])
-        for size in range(1, most + 1):  # kernels may be compiled for some sizes of a batch
+        for size in range(1, most + 1):  # kernels may be compiled for each batch size
             self._serve(self._visits(size))
         began, served = time.monotonic(), 0
-        # Few visits of each user: histories are to be what they were drawn to be.
+        # Few visits of each user, so that histories stay close to what was drawn.
         while time.monotonic() - began < PROBE_S and served < PROBE_VISITS * len(self.users):
             batch = self._visits(most)
             self._serve(batch)
@@ -100,7 +100,7 @@ class Bench:
             self._forget()
 
     def _forget(self) -> None:
-        """Empty the cache, host memory included."""
+        """Empty the cache, including host memory."""
         cache = self.engine.cache
         if cache is not None:
             for user in self.users.numbers():
@@ -120,13 +120,13 @@ class Bench:
             return
         try:
             self.engine.launch(batch).wait()
-        except Exception:  # warm-up: who cannot be served is refused, with the reason, when it is asked for in a load
+        except Exception:  # warm-up: a request that cannot be served is refused, with the reason, under load
             half = len(batch) // 2
             for part in (batch[:half], batch[half:]) if half else ():
                 self._serve(part)
 
     def notes(self) -> tuple[str, ...]:
-        """What was measured before the first load: of host hits what both ways take, where that decides."""
+        """Return what was measured before the first load: the times of both ways of a host hit, if they decide."""
         reload = None if self.engine.cache is None else self.engine.cache.reload
         words = getattr(reload, "words", None)  # `HostHits` imports torch
         return () if words is None else (f"on host hit: {words()}",)
@@ -134,22 +134,22 @@ class Bench:
     # ── one load ───────────────────────────────────────────────────────────────────────────────────
 
     def by_loadgen(self, scenario: str, rate: float, *, slo_ms: float) -> Point:
-        """MLPerf LoadGen's Server at a rate, or Offline.
+        """Run MLPerf LoadGen's Server scenario at a rate, or Offline.
 
         Args:
             scenario: server or offline.
-            rate: requests a second; of offline the one that is expected.
-            slo_ms: what LoadGen's own verdict is about.
+            rate: requests per second; for offline the expected one.
+            slo_ms: latency limit of LoadGen's own verdict.
 
         Raises:
             Unavailable: LoadGen is not installed.
-            AttnbenchError: the generator ended before its time.
+            AttnbenchError: the generator ended too early.
         """
         version = need_loadgen()
         given, queries, duration_ms = rate, 1, 1000 * self.duration_s
         if scenario == "server":
             given, queries = rate_for_loadgen(rate, self.duration_s, self.seed + SCHEDULE_SEED)
-            duration_ms -= 1  # the last one is at the end, and none is to follow
+            duration_ms -= 1  # the last request is at the end, and none may follow
         with tempfile.TemporaryDirectory(prefix="attnbench-loadgen-") as folder:
             settings = Settings(
                 scenario=scenario.capitalize(),
@@ -177,7 +177,7 @@ class Bench:
         )
 
     def returning(self, rate: float, burstiness: float) -> Point:
-        """Users who return after gaps of their own, issued by our generator."""
+        """Serve users who return after gaps of their own, issued by our generator."""
         assert isinstance(self.users, Users)
         due, users = gaps.arrivals(
             users=len(self.users), rate=rate, duration_s=self.duration_s, burstiness=burstiness, seed=self.seed
@@ -185,7 +185,7 @@ class Bench:
         return self.on_time("gaps", rate, due.tolist(), Indexed(self.users, users.tolist()))
 
     def replayed(self, rate: float) -> Point:
-        """The requests of prepared files, their times compressed to a rate, from an empty cache."""
+        """Serve the requests of prepared files, their times scaled to a rate, from an empty cache."""
         assert isinstance(self.users, Replay)
         self._forget()
         lines = len(self.users)
@@ -196,17 +196,17 @@ class Bench:
     def on_time(
         self, scenario: str, rate: float, due_ns: Sequence[int], library: Library, notes: Sequence[str] = ()
     ) -> Point:
-        """Requests at given times, issued by our generator.
+        """Serve requests at given times, issued by our generator.
 
         Args:
             scenario: for the report.
-            rate: that the times are meant to have.
+            rate: intended rate of these times.
             due_ns: from the start, ascending.
-            library: of the requests: number k is the k-th of the times.
-            notes: what is to be said.
+            library: of the requests: number k belongs to the k-th time.
+            notes: for the report.
 
         Raises:
-            AttnbenchError: the generator ended before its time.
+            AttnbenchError: the generator ended too early.
         """
         judged = Judged()
         with old_objects_left_alone() as collections, scheduled(due_ns) as generator:
@@ -261,31 +261,31 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """A library whose samples are places of a schedule: who arrives there."""
+    """A library whose samples are places of a schedule, with the user who arrives there."""
 
     users: Users
     whose: Sequence[int]
 
     def take(self, index: int) -> Request | Refused:
-        """The next request of the user who arrives at that place."""
+        """Return the next request of the user who arrives at that place."""
         return self.users.take(self.whose[index])
 
 
 class Progress:
-    """A line every two seconds, and nothing else: it is called between batches."""
+    """Prints a line every two seconds; called between batches."""
 
     def __init__(self, label: str, on_progress: OnProgress) -> None:
-        """Of one load.
+        """For one load.
 
         Args:
-            label: what the lines begin with.
-            on_progress: takes a line.
+            label: start of each line.
+            on_progress: called with each line.
         """
         self._label, self._on_progress = label, on_progress
         self._began = self._next = time.monotonic()
 
     def __call__(self, ledger: Ledger, waiting: int) -> None:
-        """Say how far it is, where it is time to."""
+        """Report the progress, if it is time to."""
         now = time.monotonic()
         if now < self._next + TELL_S:
             return
@@ -298,10 +298,10 @@ class Progress:
 
 
 def loadgen_schedule(ledger: Ledger, generator: Generator, folder: Path) -> tuple[Schedule, list[str]]:
-    """When LoadGen had scheduled each request, on the ledger's clock.
+    """Return when LoadGen had scheduled each request, on the ledger's clock.
 
     Its trace has a clock of its own.  A request reaches the server after LoadGen's call, so the smallest difference is
-    that of the clocks and the shortest way.
+    the clock offset plus the shortest delay.
 
     Raises:
         AttnbenchError: the trace does not belong to the ledger.
@@ -332,18 +332,18 @@ def highest_rate(
     resolution: float = 0.05,
     possible: Callable[[float], bool] = lambda rate: True,
 ) -> float | None:
-    """The highest rate at which 99 % of all requests are in time: doubled or halved first, then bisected.
+    """Return the highest rate at which 99 % of all requests are in time: doubled or halved first, then bisected.
 
     Args:
-        measure: a load at a rate; it may remember.
-        slo_ms: limit of latency.
+        measure: runs a load at a rate; may return a cached point.
+        slo_ms: latency limit.
         start: the first rate tried.
-        most_probes: loads at most.
-        resolution: of the answer, as a share of it.
-        possible: whether there can be a load at a rate; one at which there cannot ends the search.
+        most_probes: most loads.
+        resolution: of the result, as a share of it.
+        possible: whether a load can have a rate; one that it cannot have ends the search.
 
     Returns:
-        The highest rate that was met; None: none of those tried.
+        The highest rate that met the limit; None: none of those tried.
     """
     met: float | None = None
     missed: float | None = None
@@ -366,7 +366,7 @@ def highest_rate(
 
 
 def in_time(point: Point, slo_ms: float) -> bool:
-    """Whether the 99th percentile of all requests is within the limit; a refused one never is."""
+    """Return whether the 99th percentile of all requests is within the limit; a refused request is not in time."""
     good = sum(latency <= slo_ms for latency in point.latency_ms)
     return point.issued > 0 and good >= IN_TIME * point.issued
 

@@ -1,9 +1,9 @@
 """The server: takes arrivals, forms batches, launches them, and accounts for every request.
 
-One thread.  Between two launches it takes what has arrived; on a card it may launch a full batch behind the one that
-runs, so that the host's work is hidden.  A batch that is refused or fails is served in halves, down to single requests:
-only those at fault are refused.  After the last arrival it goes on for a limited time; what is left then is refused as
-backlog.
+It has one thread.  Between two launches it receives arrivals; on a GPU it may launch a full batch behind the running
+one, so that the host's work is hidden.  A batch that is refused or fails is served in halves, down to single requests:
+only those that cause it are refused.  After the last arrival it continues for a limited time; requests left then are
+refused as backlog.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from attnbench.models.hstu_ranking.request import Request
 
 IDLE_S = 0.05
-"With nothing to do it looks up so often."
+"Longest wait for an arrival when idle."
 BUSY_S = 20e-6
-"While a batch runs on the device, between two looks at whether it is done."
+"Interval of checks whether a batch on the device is done."
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Why a request is not served."""
+    """Reason why a request is not served."""
 
     reason: str
     example: str = ""
@@ -42,51 +42,51 @@ class Handle(Protocol):
 
     @property
     def scores(self) -> Any:
-        """Tensor [candidates, tasks] on the host, once it is over."""
+        """Tensor [candidates, tasks] on the host, after `wait`."""
 
     def done(self) -> bool:
-        """Whether it is over; does not wait."""
+        """Return whether it is finished; does not wait."""
 
     def wait(self) -> float | None:
-        """Wait until it is over; milliseconds of the device, None where they are not known.
+        """Wait until it is finished; return the device time in milliseconds, None if unknown.
 
         Raises:
-            AttnbenchError: an answer cannot be used.
+            AttnbenchError: the scores are invalid.
             RuntimeError: the device has failed.
         """
 
 
 class Engine(Protocol):
-    """What computes."""
+    """Computes the scores of batches."""
 
     depth: int
-    "batches that may be under way at once"
+    "batches that may be in flight at the same time"
 
     def launch(self, requests: Sequence[Request]) -> Handle:
         """Start a batch of different users.
 
         Raises:
             AttnbenchError: a request or the cache refuses it; nothing has changed then.
-            Exception: the step failed; likewise.
+            Exception: the step failed; nothing has changed then.
         """
 
 
 class Library(Protocol):
-    """Whose requests the indices of arrivals mean."""
+    """Maps the indices of arrivals to requests."""
 
     def take(self, index: int) -> Request | Refused:
-        """The next request of a sample."""
+        """Return the next request of a sample."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batching:
-    """How batches are formed and how long the server goes on."""
+    """How batches are formed and how long the server continues."""
 
     max_batch: int = 8
     max_wait_ms: float = 2.0
-    "a batch that is not full is launched once its oldest request has waited so long"
+    "a batch that is not full is launched once its oldest request has waited this long"
     drain_s: float = 30.0
-    "after the last arrival"
+    "longest time after the last arrival"
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class _Flight:
     host_ms: float
 
     def over(self) -> bool:
-        """Whether to wait for it no longer: it is done, or its device has failed, which `wait` then says."""
+        """Whether waiting for it is pointless: it is done, or its device has failed, which `wait` reports."""
         try:
             return self.handle.done()
         except Exception:  # `wait` raises it again
@@ -105,7 +105,7 @@ class _Flight:
 
 
 def reason_of(error: BaseException) -> Refused:
-    """Why a single request was refused: the field that a refusal names, or the kind of error."""
+    """Return why a single request was refused: the field named by a refusal, or the kind of error."""
     text = " ".join(str(error).split())
     if isinstance(error, AttnbenchError) and "=" in text:
         who, _, field = text.split("=", 1)[0].rpartition(": ")
@@ -115,7 +115,7 @@ def reason_of(error: BaseException) -> Refused:
 
 
 class Server:
-    """One load."""
+    """Serves one load."""
 
     def __init__(
         self,
@@ -128,16 +128,16 @@ class Server:
         on_progress: Callable[[Ledger, int], None] | None = None,
         on_scores: Callable[[Sequence[Request], Any], None] | None = None,
     ) -> None:
-        """Ready.
+        """Create a server.
 
         Args:
             source: of arrivals.
-            engine: what computes.
-            library: what the indices of arrivals mean.
-            batching: how.
+            engine: computes the scores.
+            library: maps the indices of arrivals to requests.
+            batching: parameters.
             clock: nanoseconds.
-            on_progress: called between batches with the ledger and how many requests wait.
-            on_scores: called with the requests of a batch that was answered, and its scores.
+            on_progress: called between batches with the ledger and the number of waiting requests.
+            on_scores: called with the requests of an answered batch, and its scores.
         """
         self._source, self._engine, self._library, self._how = source, engine, library, batching
         self._clock, self._on_progress, self._on_scores = clock, on_progress, on_scores
@@ -148,7 +148,7 @@ class Server:
         self._queue = Queue()
         self._flights: deque[_Flight] = deque()
         self._numbers: list[int] = []
-        "the generator's, by place"
+        "numbers assigned by the generator, by index in the ledger"
         self._last_ns: int | None = None
 
     def run(self) -> Ledger:
@@ -176,7 +176,7 @@ class Server:
             self._close(BACKLOG)
         elif self._may_launch():
             self._launch(self._queue.batch(self._how.max_batch))
-            self._land_what_is_done()  # a CPU computes while it launches
+            self._land_what_is_done()  # a CPU engine computes in `launch`
         if self._on_progress is not None:
             self._on_progress(self.ledger, len(self._queue))
 
@@ -220,7 +220,7 @@ class Server:
             return False
         if self._queue.users >= self._how.max_batch:
             return True
-        # Behind a batch that runs only a full one: who arrives meanwhile may still join.
+        # Behind a running batch only a full one is launched, because requests that arrive meanwhile may still join.
         if self._flights:
             return False
         nobody_follows = self._source.all_issued
@@ -230,7 +230,7 @@ class Server:
         started = self._clock()
         try:
             handle = self._engine.launch([one.request for one in batch])
-        except Exception as error:  # whatever it is, its requests are refused for it
+        except Exception as error:  # catches everything: the batch's requests are refused with the reason
             if len(batch) == 1:
                 self._refuse([batch[0].place], reason_of(error))
                 return
@@ -248,12 +248,12 @@ class Server:
             self._land()
 
     def _land(self) -> None:
-        """Wait for the batch that was launched first, and account for its requests."""
+        """Wait for the batch that was launched first, and record its requests."""
         flight = self._flights[0]
         places = [one.place for one in flight.batch]
         try:
             device_ms = flight.handle.wait()
-        except Exception as error:  # whatever it is, its requests are refused for it
+        except Exception as error:  # catches everything: the batch's requests are refused with the reason
             self._flights.popleft()
             self._refuse(places, reason_of(error))
             return
@@ -275,7 +275,7 @@ class Server:
         self._source.answered([self._numbers[place] for place in places])
 
     def _close(self, reason: str) -> None:
-        """Refuse whatever is not over."""
+        """Refuse all unfinished requests."""
         self._queue = Queue()
         self._flights.clear()
         places = self.ledger.close(self._clock(), reason)

@@ -1,4 +1,4 @@
-"""From what was asked for to something that can be loaded: the model, its users, its cache."""
+"""Creates what is loaded from the options: the model, its users, its cache."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 WHO = "load"
 ON_GPU, WITHOUT_CACHE, ON_CPU = "paged", "gathered", "reference"
-"""Attention where none is asked for: our kernel over pages; where nothing is cached our dense kernel; plain torch."""
+"""Default attention: our kernel over pages; our dense kernel if nothing is cached; plain torch on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a load is asked for; a preset has the rest."""
+    """Options of a load; a preset supplies the rest."""
 
     preset: Preset
     device: Device
@@ -45,14 +45,14 @@ class Options:
     slos_ms: tuple[float, ...]
     page_size: int
     pool_share: float | None = None
-    "of the pages that all users need; None: the preset's, and at least what one user needs"
+    "share of the pages that all users need; None: the preset's, but at least what one user needs"
     pool_pages: int | None = None
-    "pages of the cache, whatever all users need; None: `pool_share` says"
+    "pages of the cache, whatever all users need; None: set by `pool_share`"
     host_pages: int = 0
     offload_chunk: int = 1
-    "new tokens of a user that are copied to host memory at a time, at least"
+    "least number of new tokens of a user that are copied to host memory at a time"
     on_host_hit: str = "reload"
-    "reload, recompute or auto: what is quicker here"
+    "reload, recompute or auto: the faster one here"
     graph: bool = False
     "steps as CUDA graphs"
     cache: bool = True
@@ -66,32 +66,32 @@ class Options:
     only_user: int | None = None
     "of these files; None: all"
     candidates_of: str = FOLLOWING
-    "of a replay: following or drawn"
+    "for a replay: following or drawn"
 
     @property
     def cached(self) -> bool:
-        """Whether there is a cache: `dlrm-v3` can have none."""
+        """Whether there is a cache: `dlrm-v3` cannot have one."""
         return self.cache and not self.preset.config.recency
 
     @property
     def share(self) -> float:
-        """Of the pages that all users need, the pool's."""
+        """The pool's share of the pages that all users need."""
         return self.preset.pool_share if self.pool_share is None else self.pool_share
 
     @property
     def precision(self) -> str:
-        """Of weights and activations."""
+        """Precision of weights and activations."""
         return self.dtype or ("bf16" if self.device.on_gpu else "fp32")
 
     @property
     def attention_name(self) -> str:
-        """Of `models.hstu_ranking.attention`."""
+        """Name in `models.hstu_ranking.attention`."""
         if self.attention is not None:
             return self.attention
         return ON_CPU if not self.device.on_gpu else ON_GPU if self.cached or self.graph else WITHOUT_CACHE
 
     def words(self) -> dict[str, Any]:
-        """For the result."""
+        """The options as recorded in the result."""
         names = (
             "users",
             "candidates",
@@ -122,10 +122,10 @@ class Options:
 
 
 def make_users(options: Options) -> Users | Replay:
-    """The users of a preset, drawn by seed; or those of prepared files.
+    """Create the users of a preset, drawn by seed, or those of prepared files.
 
     Raises:
-        UsageError: a file cannot be read, or there is not the memory.
+        UsageError: a file cannot be read, or there is not enough memory.
     """
     config, policy = options.preset.config, Policy(options.preset.config, options.long_history)
     try:
@@ -156,10 +156,10 @@ def make_users(options: Options) -> Users | Replay:
 
 
 def make_model(options: Options) -> HstuRanking:
-    """The model with its weights.
+    """Create the model with its weights.
 
     Raises:
-        UsageError: attention, precision, checkpoint or memory.
+        UsageError: attention, precision or checkpoint are invalid, or there is not enough memory.
     """
     from attnbench.models.hstu_ranking.attention import ATTENTIONS
     from attnbench.models.hstu_ranking.checkpoint import load
@@ -186,7 +186,7 @@ def make_model(options: Options) -> HstuRanking:
 
 
 def _check_memory(options: Options) -> None:
-    """Refuse tables that host memory has no room for: the system would end the process, not say so.
+    """Refuse tables that do not fit in host memory: the kernel would kill the process without a message.
 
     Raises:
         UsageError: with the sizes.
@@ -204,26 +204,26 @@ def table_bytes(options: Options) -> int:
 
 
 def free_memory() -> int:
-    """Bytes of host memory that are free."""
+    """Return the free host memory in bytes."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def page_bytes(options: Options) -> int:
-    """Bytes of a page of keys and values, all layers together."""
+    """Return the bytes of a page of keys and values in all layers."""
     config = options.preset.config
     return 2 * config.layers * config.heads * config.dim * options.page_size * DTYPES[options.precision].bytes
 
 
 def pages_needed(options: Options, users: Users | Replay) -> list[int]:
-    """Pages that the longest history of each user takes."""
+    """Return the number of pages that the longest history of each user takes."""
     return [-(-tokens // options.page_size) for tokens in users.tokens(options.preset.config)]
 
 
 def fitted(options: Options, users: Users | Replay) -> Options:
-    """The options; where the preset's share of pages does not hold the longest history of one user, with those that do.
+    """Return the options, enlarging a preset's pool that cannot hold the longest history of one user.
 
     Raises:
-        UsageError: what was asked for cannot hold the longest history of a single user.
+        UsageError: the requested pool cannot hold the longest history of a single user.
     """
     if not options.cached:
         return options
@@ -243,19 +243,19 @@ def fitted(options: Options, users: Users | Replay) -> Options:
 
 
 def pool_size(options: Options, users: Users | Replay) -> int:
-    """Pages of the pool.
+    """Return the number of pages of the pool.
 
     Raises:
-        UsageError: as of `fitted`.
+        UsageError: see `fitted`.
     """
     return fitted(options, users).pool_pages or max(1, round(options.share * sum(pages_needed(options, users))))
 
 
 def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> PagedCache | None:
-    """The cache: a share of the pages that all users need.
+    """Create the cache, for a share of the pages that all users need.
 
     Raises:
-        UsageError: as of `fitted`, or it takes more memory than there is.
+        UsageError: see `fitted`, or it takes more memory than there is.
     """
     from attnbench.loadtest.engine import make_cache
     from attnbench.models.hstu_ranking.graphs import StepGraphs
@@ -281,15 +281,15 @@ def make_pool(options: Options, model: HstuRanking, users: Users | Replay) -> Pa
 
 @contextmanager
 def a_core_for_the_generator(device: Device) -> Iterator[None]:
-    """Leave the generator a core: it watches the clock, and two threads on one core wait for each other.
+    """Reserve a core for the generator, which busy-waits: two threads on one core would delay each other.
 
-    Beside a GPU one thread does all: the copies of a step are small, and idle threads of OpenMP watch all other cores.
+    On a GPU, torch uses one CPU thread: the copies of a step are small, and idle OpenMP threads spin on other cores.
     """
     import torch
 
     threads = torch.get_num_threads()
     cores = usable_cores() or 1
-    # Events and streams are of the current device: on another one they would say nothing about this load.
+    # Events and streams belong to the current device; on another one they would not measure this load.
     with own_cores(), torch.cuda.device(str(device)) if device.on_gpu else nullcontext():
         torch.set_num_threads(1 if device.on_gpu else max(1, min(threads, usable_cores() or 1, cores - 1)))
         try:
@@ -299,14 +299,14 @@ def a_core_for_the_generator(device: Device) -> Iterator[None]:
 
 
 def make_bench(options: Options, on_progress: OnProgress) -> Bench:
-    """Everything that is loaded, not yet warm.
+    """Create the system under load, not warmed up yet.
 
     Args:
-        options: what was asked for.
-        on_progress: takes lines of progress.
+        options: of the load.
+        on_progress: called with lines of progress.
 
     Raises:
-        UsageError: something of it is not possible; one line says what.
+        UsageError: an option cannot be used; the message is one line.
     """
     from attnbench.loadtest.engine import ModelEngine
 

@@ -1,7 +1,7 @@
-"""Whose requests arrive: users drawn by seed with their histories growing from visit to visit, or single requests.
+"""Sources of requests: users drawn by seed whose histories grow from visit to visit, or single requests.
 
-A sample of a generator is a user, not a request: each time the sample is issued the user's next visit is taken, so one
-user's requests are in order whatever order the generator shuffles samples into.  A user whose log is over comes back as
+A sample of a generator is a user, not a request: each time the sample is issued, the user's next visit is used, so a
+user's requests stay in order, however the generator shuffles samples.  A user whose log is over returns as
 another user with the same log, unknown to the cache.
 """
 
@@ -22,35 +22,35 @@ WHO = "load"
 MOST_USERS, LONGEST = 1_000_000, 10**9
 POLICIES = ("truncate", "refuse")
 TIMESTAMPS, PRESENT, ITEMS_MEAN, ITEMS_SIGMA, ITEMS_LEAST, SECONDS = 100, 0.7, 100, 25, 33, 86_400
-"""Of MLPerf's DLRMv3 data (mlcommons/inference, recommendation/dlrm_v3/streaming_synthetic_data.py): a user is there at
-a timestamp with this probability, and sees so many items then."""
+"""Parameters of MLPerf's DLRMv3 data (mlcommons/inference, recommendation/dlrm_v3/streaming_synthetic_data.py): the
+probability that a user is present at a timestamp, and the distribution of the number of items seen then."""
 FIRST_TIMESTAMP = 90
-"Requests are drawn at the last ten; the others are what the model was trained on."
+"Requests are drawn from the last ten timestamps; the model was trained on the others."
 
 
 class Users:
-    """Users who return: each sample is one of them, and its next request the next visit."""
+    """Users who return: each sample is one of them, and its next request is the next visit."""
 
     returning = True
-    "A cache goes on from one load to the next."
+    "The cache is kept from one load to the next."
 
     def __init__(self, logs: Sequence[Sequence[Request]], starts: Sequence[int], policy: Policy) -> None:
-        """At their first visits.
+        """Start at the first visits.
 
         Args:
-            logs: requests of each user in the order of time; none empty.
-            starts: of each user, the visit that is the first to be asked for.
-            policy: what becomes of a history that is too long.
+            logs: requests of each user in order of time; none empty.
+            starts: for each user, the index of the first visit to be used.
+            policy: for histories that are too long.
         """
         self._logs, self._next = [list(log) for log in logs], list(starts)
         self._policy, self._lives = policy, [0] * len(self._logs)
 
     def __len__(self) -> int:
-        """Samples."""
+        """Number of samples."""
         return len(self._logs)
 
     def take(self, index: int) -> Request | Refused:
-        """The next request of a user."""
+        """Return the next request of a user."""
         if not 0 <= index < len(self._logs):
             return Refused("unknown user", f"sample {index}")
         log, at = self._logs[index], self._next[index]
@@ -64,11 +64,11 @@ class Users:
         return self._policy.fit(request)
 
     def numbers(self) -> list[int]:
-        """All users, as they are before any of them comes back as another."""
+        """Return all users, before any of them returns as another one."""
         return [log[0].user for log in self._logs]
 
     def before(self) -> list[Request]:
-        """What each user asked last, without candidates: a cache that has seen these is as it would be."""
+        """Return each user's last request without candidates, to bring the cache into a realistic state."""
         found = []
         for log, at in zip(self._logs, self._next, strict=True):
             if at and len(log[at - 1].items):
@@ -77,18 +77,18 @@ class Users:
         return found
 
     def tokens(self, config: ModelConfig) -> list[int]:
-        """Tokens of each user's longest history, for the size of a pool."""
+        """Return the tokens of each user's longest history, for the size of a pool."""
         items = [min(max(len(one.items) for one in log), config.max_history) for log in self._logs]
         return [len(config.context) + config.item_tokens * count for count in items]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Policy:
-    """What becomes of a request that the model cannot take as it is."""
+    """Handling of requests that the model cannot accept unchanged."""
 
     config: ModelConfig
     long_history: str = "truncate"
-    "truncate: its first items are kept, as NVIDIA's preprocessing does, so that a cache goes on; refuse"
+    "truncate: keep the first items, as NVIDIA's preprocessing does, so that a cache continues; refuse"
 
     def __post_init__(self) -> None:
         if self.long_history not in POLICIES:
@@ -97,7 +97,7 @@ class Policy:
             )
 
     def fit(self, request: Request) -> Request | Refused:
-        """The request as the model takes it."""
+        """Return the request in a form that the model accepts."""
         most = self.config.max_history
         if len(request.items) <= most:
             return request
@@ -110,18 +110,18 @@ class Policy:
 def kuairand(
     config: ModelConfig, *, users: int, candidates: int, most_items: int | None, seed: int, policy: Policy
 ) -> Users:
-    """Users shaped as those of KuaiRand-1K, each at a visit drawn by seed while the history still grows.
+    """Create users with the statistics of KuaiRand-1K, each at a visit drawn by seed while the history still grows.
 
     Args:
         config: of the model.
-        users: how many.
+        users: number of users.
         candidates: of each request.
-        most_items: of a history; a visit beyond it has the first ones.  None: all; the policy decides.
-        seed: of all that is drawn.
-        policy: what becomes of a history over the model's most.
+        most_items: limit of a history, of which later visits keep the first items; None: no limit but the policy.
+        seed: of all draws.
+        policy: for histories above the model's limit.
 
     Raises:
-        UsageError: a number cannot be used.
+        UsageError: a number is invalid.
     """
     _check_users(users)
     logs, starts = [], []
@@ -137,14 +137,14 @@ def kuairand(
 
 
 def dlrm(config: ModelConfig, *, users: int, candidates: int, seed: int, policy: Policy) -> Users:
-    """A request of each user in the shape of MLPerf's DLRMv3 data: about 6,700 items of 100 timestamps.
+    """Create a request per user with the statistics of MLPerf's DLRMv3 data: about 6,700 items of 100 timestamps.
 
     Args:
         config: of the model.
-        users: how many.
+        users: number of users.
         candidates: of each request.
-        seed: of all that is drawn.
-        policy: what becomes of a history over the model's most.
+        seed: of all draws.
+        policy: for histories above the model's limit.
     """
     _check_users(users)
     logs = []

@@ -1,1 +1,1 @@
-"""The machine that is measured: fingerprint, telemetry, clocks, cache size, peaks and ceilings."""
+"""The machine under test: fingerprint, telemetry, clocks, cache size, peaks and ceilings."""

@@ -1,4 +1,4 @@
-"""Commands for the user to run, worded for this card.  Nothing here runs any of them."""
+"""Commands for the user to run, written for this GPU.  Nothing here runs any of them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from attnbench.machine.nvml import Gpu
 
 GIB = 2**30
 BUILD_JOB_BYTES = 5 * GIB
-"""Memory of one nvcc job of flash-attn, the hungriest of the libraries; with less the machine swaps or kills it."""
+"""Memory of one nvcc job of flash-attn, the largest among the libraries; with less it swaps or is killed."""
 
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}
-"""Versions that are tested; older ones may work."""
+"""Oldest tested versions; older ones may work."""
 WHEELS = "https://download.pytorch.org/whl/cu{}"
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -24,31 +24,31 @@ MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A command and what it is for."""
+    """A command and its purpose."""
 
     command: str
     why: str
 
 
 def tuning(gpu: Gpu) -> list[Advice]:
-    """This card's own tuning commands: persistence mode, clocks at its maximum, and the way back."""
+    """Return tuning commands for this GPU: persistence mode, clocks at its maximum, and the command to reset them."""
     advice = []
     if gpu.persistence() is not True:
         advice.append(Advice(smi(gpu, "-pm 1"), "keep the driver loaded"))
     highest = gpu.sm_max_mhz()
     if highest is not None:
-        advice.append(Advice(smi(gpu, f"-lgc {highest},{highest}"), "the highest SM clock, as far as power allows"))
-        advice.append(Advice(smi(gpu, "-rgc"), "give the SM clock back"))
+        advice.append(Advice(smi(gpu, f"-lgc {highest},{highest}"), "highest SM clock, within the power limit"))
+        advice.append(Advice(smi(gpu, "-rgc"), "reset the SM clock"))
     return advice
 
 
 def updates(versions: Mapping[str, str | None], cuda: str | None, driver_cuda: tuple[int, int] | None) -> list[Advice]:
-    """What to bring up to date, as far as can be found out without a network.
+    """Return updates of torch, triton and the driver, as far as they can be determined without a network.
 
     Args:
-        versions: of torch and triton; None where one is not there.
-        cuda: that torch was built for.
-        driver_cuda: the newest that the driver knows.
+        versions: versions of torch and triton; None if not installed.
+        cuda: CUDA version of torch's build.
+        driver_cuda: the newest CUDA version that the driver supports.
     """
     advice = []
     for name, oldest in OLDEST.items():
@@ -77,40 +77,40 @@ def _numbers(version: str | None) -> tuple[int, int] | None:
 
 
 def lock_commands(gpu: Gpu, sm_mhz: int, mem_mhz: int | None) -> list[str]:
-    """Commands that lock the clocks by hand."""
+    """Return the commands that lock the clocks by hand."""
     commands = [smi(gpu, f"-lgc {sm_mhz},{sm_mhz}")]
     return commands if mem_mhz is None else [*commands, smi(gpu, f"-lmc {mem_mhz},{mem_mhz}")]
 
 
 def reset_commands(gpu: Gpu, *, memory: bool) -> list[str]:
-    """Commands that give the clocks back by hand."""
+    """Return the commands that reset the clocks by hand."""
     return [smi(gpu, "-rgc"), smi(gpu, "-rmc")] if memory else [smi(gpu, "-rgc")]
 
 
 def smi(gpu: Gpu, arguments: str) -> str:
-    """A command line of nvidia-smi; it names the card where the machine has several."""
+    """Return a command line of nvidia-smi; it names the GPU if the machine has several."""
     index = gpu.index()
     which = f"-i {index} " if gpu.count > 1 and index is not None else ""
     return f"sudo nvidia-smi {which}{arguments}"
 
 
 def max_jobs(available_bytes: int | None = None) -> int:
-    """How many compile jobs of an attention library fit in memory; at least 1, at most one a core.
+    """Return how many compile jobs of an attention library fit in memory; at least 1, at most one per core.
 
     Args:
-        available_bytes: memory to share out; None asks the system.
+        available_bytes: memory for the jobs; None asks the system.
     """
     memory = available_memory() if available_bytes is None else available_bytes
     return 1 if memory is None else max(1, min(usable_cores() or 1, memory // BUILD_JOB_BYTES))
 
 
 def install_line(line: str) -> str:
-    """Fill this machine's number into ``MAX_JOBS={max_jobs} pip install …``; other lines stay as they are."""
+    """Insert this machine's number into ``MAX_JOBS={max_jobs} pip install …``; other lines are unchanged."""
     return line.replace("{max_jobs}", str(max_jobs())) if "{max_jobs}" in line else line
 
 
 def available_memory() -> int | None:
-    """Bytes that can be had now, by the machine and by the container's limit, whichever is less."""
+    """Return the bytes available now, by the machine or by the container's limit, whichever is less."""
     limits = [limit for limit in (_memory_available(), _cgroup_room()) if limit is not None]
     return min(limits, default=None)
 

@@ -13,13 +13,13 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def l2_bytes(device: Device) -> int | None:
-    """Bytes of the L2 cache of a GPU, or of the last-level caches of a CPU.
+    """Return the bytes of the L2 cache of a GPU, or of the last-level caches of a CPU.
 
     Args:
-        device: what is measured on.
+        device: device under test.
 
     Returns:
-        None where the system does not say.
+        The size; None if the system does not report it.
     """
     if not device.on_gpu:
         return last_level_bytes(CPU_FOLDER)
@@ -30,7 +30,7 @@ def l2_bytes(device: Device) -> int | None:
 
 
 def last_level_bytes(folder: Path) -> int | None:
-    """Sum of the distinct last-level caches of the CPUs this process may use, from sysfs."""
+    """Return the sum of the distinct last-level caches of the CPUs that this process may use, from sysfs."""
     caches: dict[str, tuple[int, int]] = {}
     for cpu in _usable_cpus():
         levels = [_cache(index) for index in (folder / f"cpu{cpu}" / "cache").glob("index*")]
@@ -43,7 +43,7 @@ def last_level_bytes(folder: Path) -> int | None:
 
 
 def _cache(index: Path) -> tuple[int, int, str] | None:
-    """Level, bytes and the CPUs that share it; None for an instruction cache and where a file is missing."""
+    """Return level, bytes and the CPUs that share it; None for an instruction cache or if a file is missing."""
     try:
         kind, level, size, shared = (
             (index / name).read_text().strip() for name in ("type", "level", "size", "shared_cpu_list")

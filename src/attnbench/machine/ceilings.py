@@ -1,8 +1,8 @@
-"""What this machine really reaches: copying memory and multiplying matrices.
+"""Measure what this machine reaches in copying memory and multiplying matrices.
 
-A data sheet promises what no kernel gets; beside it stands what a plain copy and a plain matmul
-get here, on random data (zeros draw less power and run faster).  The best of several launches is
-kept: a ceiling is a maximum.
+No kernel reaches the data sheet's figures, so they are shown beside the rates of a plain copy and a plain matmul on
+this machine, on random data (zeros draw less power and run faster).  The best of several launches counts: a ceiling is
+a maximum.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ CPU_COPY_BYTES = 64 * 2**20
 GPU_COPY_BYTES = 2**30
 MATMUL_LAUNCHES = 6
 CPU_SECONDS = 0.2
-"""Budget of each figure on a CPU, where one launch may be slow (half precision without hardware)."""
+"""Time limit of each figure on a CPU, where one launch may be slow (half precision without hardware support)."""
 
 
 def ceilings(device: Device, dtype: str) -> dict[str, float | None]:
-    """The measured ceilings as `Record.ceilings` keeps them.
+    """Return the measured ceilings for `Record.ceilings`.
 
     Args:
-        device: what is measured on.
-        dtype: of the case; of one that torch.matmul does not multiply, the matmul's figure is None.
+        device: device under test.
+        dtype: dtype of the case; if torch.matmul does not support it, the figure of the matmul is None.
     """
     return {"copy_gbps": copy_gbps(device), "matmul_tflops": matmul_tflops(device, dtype)}
 
 
 @cache
 def copy_gbps(device: Device) -> float | None:
-    """GB/s read and written by a plain copy of a buffer far larger than the caches; once a process.
+    """Return the GB/s read and written by a plain copy of a buffer far larger than the caches; once per process.
 
     Returns:
-        None where the memory for two buffers cannot be had.
+        The rate; None if two buffers cannot be allocated.
     """
     import torch
 
@@ -57,21 +57,21 @@ def copy_gbps(device: Device) -> float | None:
 
 @cache
 def matmul_tflops(device: Device, dtype: str) -> float | None:
-    """TFLOP/s of torch's matmul on square matrices; once a process and dtype.
+    """Return the TFLOP/s of torch's matmul on square matrices; once per process and dtype.
 
-    fp32 is without TF32, whatever the process has switched on.
+    fp32 is measured without TF32, whatever the process's settings.
 
     Returns:
-        None for a dtype that torch.matmul does not multiply, and where the memory cannot be had.
+        The rate; None for a dtype that torch.matmul does not support, or if the matrices cannot be allocated.
     """
     import torch
 
-    if dtype not in DTYPES or DTYPES[dtype].results != dtype:  # 8 bits need scales and kernels of their own
+    if dtype not in DTYPES or DTYPES[dtype].results != dtype:  # 8-bit types need scales and special kernels
         return None
     size = (8192 if dtype != "fp32" else 4096) if device.on_gpu else 256
     shape = (size, size)
     precision = torch.get_float32_matmul_precision()
-    # Setting that gives these a value of their own: they would no longer follow a wider switch.
+    # torch.set_float32_matmul_precision sets these too; unrestored, they would no longer follow a wider switch.
     narrower = {one: one.fp32_precision for one in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)}
     torch.set_float32_matmul_precision("highest")
     try:
@@ -94,7 +94,7 @@ def matmul_tflops(device: Device, dtype: str) -> float | None:
 
 
 def _copy_bytes(device: Device) -> int:
-    """At least eight times the cache, at most an eighth of the free memory, a multiple of 4."""
+    """Return at least eight times the cache, at most an eighth of the free memory, a multiple of 4."""
     if not device.on_gpu:
         return max(CPU_COPY_BYTES, min(2 * (l2_bytes(device) or 0), 4 * CPU_COPY_BYTES))
     import torch
@@ -137,14 +137,14 @@ def _best_cpu(call: Callable[[], object], launches: int) -> float:
 
 
 def _generator(device: Device) -> object:
-    """Seeded, and the process's own random state stays as it was."""
+    """Return a seeded generator, which leaves the process's own random state unchanged."""
     import torch
 
     return torch.Generator(device=str(device)).manual_seed(0)
 
 
 def _free(device: Device) -> None:
-    """Give the blocks back, so that a peak of memory measured later is not raised by ours."""
+    """Free the cached blocks, so that they do not raise a memory peak measured later."""
     if device.on_gpu:
         import torch
 

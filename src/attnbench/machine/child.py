@@ -1,7 +1,7 @@
-"""Starting a Python of ours as a child that finds the same packages as this process.
+"""Start a Python child process that finds the same packages as this process.
 
-`Question` is for what may crash, call ``exit()`` or hang: the child writes its answer to a file with
-`reply`, and however it ends, the caller has an `Answer`.
+`Question` is for code that may crash, call ``exit()`` or hang: the child writes its answer to a file with `reply`, and
+however the child ends, the caller gets an `Answer`.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ LOOK_S = 0.02
 
 
 def command(module: str, *args: str) -> list[str]:
-    """Command line of ``python -m module``; -P keeps the current folder out of its search path."""
+    """Return the command line of ``python -m module``; -P keeps the current folder out of the search path."""
     return [sys.executable, "-P", "-m", module, *args]
 
 
 def environment() -> dict[str, str]:
-    """This process's environment with its search path, so that ``src`` uninstalled works too."""
+    """Return this process's environment plus its search path, so that an uninstalled ``src`` works too."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a child said, or how it ended without a word."""
+    """The answer of a child, or how it ended without one."""
 
     value: Any
-    "what it gave to `reply`; None where it never did"
+    "value passed to `reply`; None if `reply` was not called"
     end: str | None
     "'crashed (SIGSEGV)', 'ended the process with code 3: last words', 'did not end within 60 s'"
     seconds: float
 
 
 class Question:
-    """A child at work on an answer: ``python -m module ANSWER_FILE ARGS``.
+    """A child process that computes an answer: ``python -m module ANSWER_FILE ARGS``.
 
     Args:
-        module: of ours; it calls `reply` once.
-        args: for the module.
-        folder: where it works; None is an empty folder of its own.
+        module: module of attnbench; it calls `reply` once.
+        args: arguments of the module.
+        folder: its working folder; None is a new empty folder.
     """
 
     def __init__(self, module: str, *args: str, folder: Path | None = None) -> None:
@@ -68,7 +68,7 @@ class Question:
             )
 
     def answer(self, timeout_s: float) -> Answer | None:
-        """The answer, or None while it works; it is given `timeout_s` from its start."""
+        """Return the answer, or None while the child runs; the time limit `timeout_s` counts from its start."""
         code, seconds = self._process.poll(), time.perf_counter() - self._began
         if code is None and seconds < timeout_s:
             return None
@@ -78,7 +78,7 @@ class Question:
         return Answer(None, end, seconds)
 
     def end(self) -> None:
-        """End what still runs of it, the processes it started included."""
+        """Kill the child if it still runs, and every process it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -91,7 +91,7 @@ class Question:
 
 
 def signal_name(number: int) -> str:
-    """``SIGSEGV``; of real-time signals, most of which have no name, the number."""
+    """Return a name such as ``SIGSEGV``; for real-time signals, most of which have no name, the number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -99,18 +99,18 @@ def signal_name(number: int) -> str:
 
 
 def ask(module: str, *args: str, timeout_s: float, folder: Path | None = None) -> Answer:
-    """Ask one question and wait; see `Question`."""
+    """Ask one question and wait for the answer; see `Question`."""
     question = Question(module, *args, folder=folder)
     try:
         while (answer := question.answer(timeout_s)) is None:
             time.sleep(LOOK_S)
         return answer
-    finally:  # Ctrl-C leaves no child behind
+    finally:  # also on Ctrl-C: no child is left running
         question.end()
 
 
 def reply(answer_file: str, value: Any) -> None:
-    """The child's last word: it leaves without waiting for anyone's exit handlers."""
+    """Write the child's answer and exit without running exit handlers."""
     part = Path(f"{answer_file}.part")
     part.write_text(json.dumps(value))
     part.rename(answer_file)

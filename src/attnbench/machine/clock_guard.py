@@ -1,8 +1,8 @@
-"""The guardian of locked clocks: ``python -m attnbench.machine.clock_guard PARENT UUID SM [MEM]``.
+"""The guardian process of locked clocks: ``python -m attnbench.machine.clock_guard PARENT UUID SM [MEM]``.
 
-A process of its own session, so that neither Ctrl-C nor the death of its parent ends it.  It locks
-the clocks, says so in one line of JSON, waits until the parent lets go of its pipe or is gone, gives
-the clocks back, and ends.  There is one place that locks and unlocks, and no way out that skips it.
+It runs in a session of its own, so that neither Ctrl-C nor the death of its parent ends it.  It locks the clocks,
+reports that in one line of JSON, waits until the parent closes its pipe or is gone, resets the clocks, and exits.  Only
+this process locks and resets clocks, and no exit path skips the reset.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from attnbench.errors import Unavailable
 from attnbench.machine.nvml import Gpu
 
 LOOK_S = 0.25
-"""How often the parent's life is looked at: a forked child may hold the pipe open after its death."""
+"""How often the parent is checked: after its death a forked child may hold the pipe open."""
 
 
 def main(arguments: list[str]) -> int:
     """Lock, wait, reset.
 
     Returns:
-        0 when the clocks were given back, 1 when they could not be locked, 2 when they could not be reset.
+        0 if the clocks were reset, 1 if they could not be locked, 2 if they could not be reset.
     """
     parent, uuid, *clocks = arguments
     sm_mhz, mem_mhz = int(clocks[0]), int(clocks[1]) if len(clocks) > 1 else None
@@ -64,7 +64,7 @@ def _reset(gpu: Gpu, *, memory: bool) -> None:
 
 
 def _wait(parent: int) -> None:
-    """Return when the parent lets go of the pipe or is gone."""
+    """Return when the parent closes the pipe or is gone."""
     while os.getppid() == parent:
         if select.select([sys.stdin], [], [], LOOK_S)[0]:
             return
@@ -78,7 +78,7 @@ def _send(message: dict[str, Any]) -> None:
     try:
         sys.stdout.write(json.dumps(message) + "\n")
         sys.stdout.flush()
-    except OSError:  # the parent is gone: nobody listens, the clocks still go back
+    except OSError:  # the parent is gone; the clocks must still be reset
         pass
 
 

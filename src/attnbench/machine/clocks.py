@@ -1,9 +1,8 @@
-"""Locked clocks for the time of a measurement, given back on every way out.
+"""Lock the clocks during a measurement and reset them on every exit path.
 
-The work is done by a guardian process (`clock_guard`): it locks, and gives back as soon as this
-process lets go of a pipe, which it does at the end of the block, after an exception, and when it is
-killed in whatever way.  NVML does not tell whether the clocks were locked before, so "given back"
-means the driver's default.
+A guardian process (`clock_guard`) does the work.  It locks the clocks, and resets them as soon as this process closes
+a pipe, which happens at the end of the block, after an exception, and when this process is killed.  NVML does not
+report whether the clocks were locked before, so a reset means the driver's default.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from attnbench.machine.device import Device
 from attnbench.machine.nvml import Gpu
 
 START_S = 30.0
-"""How long the guardian may take to lock; a cold driver needs seconds."""
+"""Time limit of the guardian for locking; a driver that is not loaded needs seconds."""
 
 
 @contextmanager
 def locked_clocks(spec: str, device: Device) -> Iterator[None]:
-    """Hold the clocks of a GPU while the block runs.
+    """Lock the clocks of a GPU while the block runs.
 
     Args:
         spec: ``SM`` or ``SM,MEM`` in MHz.
         device: a GPU.
 
     Raises:
-        UsageError: the spec is written wrong, the card does not run at these clocks, or the device is a CPU.
+        UsageError: the spec is malformed, the GPU does not support these clocks, or the device is a CPU.
         Unavailable: NVML does not answer, the user may not lock clocks (the message has the command
-            that may), or the clocks could not be given back.
+            for an administrator), or the clocks could not be reset.
     """
     sm_mhz, mem_mhz = parse(spec)
     if not device.on_gpu:
@@ -61,7 +60,7 @@ def parse(spec: str) -> tuple[int, int | None]:
     """Read ``SM[,MEM]``.
 
     Raises:
-        UsageError: it is not one or two whole numbers above 0.
+        UsageError: the spec is not one or two whole numbers above 0.
     """
     match = re.fullmatch(r"([1-9]\d*)(?:,([1-9]\d*))?", spec)
     if not match:
@@ -78,14 +77,14 @@ def parse(spec: str) -> tuple[int, int | None]:
 
 
 def nearest(value: int, accepted: Sequence[int]) -> list[int]:
-    """The accepted values just below and just above, rising."""
+    """Return the accepted values just below and just above, ascending."""
     below = max((mhz for mhz in accepted if mhz <= value), default=None)
     above = min((mhz for mhz in accepted if mhz >= value), default=None)
     return sorted({mhz for mhz in (below, above) if mhz is not None})
 
 
 def _check_supported(gpu: Gpu, spec: str, sm_mhz: int, mem_mhz: int | None) -> None:
-    """Refuse clocks the card does not run at: the driver would silently take others."""
+    """Refuse clocks that the GPU does not support: the driver would silently use others."""
     supported = gpu.supported_clocks()
     if supported is None:
         return
@@ -148,13 +147,13 @@ def _await_lock(guard: subprocess.Popen[str], gpu: Gpu, sm_mhz: int, mem_mhz: in
 
 
 def _release(guard: subprocess.Popen[str], gpu: Gpu, *, memory: bool) -> str | None:
-    """Let go of the pipe; the sentence to say when the clocks did not go back."""
+    """Close the pipe; return a message if the clocks were not reset."""
     assert guard.stdin is not None
     assert guard.stdout is not None
     try:
-        guard.stdin.write("release\n")  # a forked child may hold the pipe open: do not rely on its end alone
+        guard.stdin.write("release\n")  # a forked child may hold the pipe open, so closing it is not enough
         guard.stdin.close()
-    except OSError:  # the guardian is gone already: its exit code tells
+    except OSError:  # the guardian is gone; its exit code has the reason
         pass
     try:
         code = guard.wait(START_S)

@@ -1,4 +1,4 @@
-"""What a container lets a measurement do, looked at from inside; where it holds something back, the flag that gives it."""
+"""Check from inside a container which measurements it permits, and name the flag for each restriction."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from attnbench.machine.tools import counters_for_all
 ROOT = Path("/")
 GIB = 2**30
 LEAST_SHM = 1 * GIB
-"""Of shared memory: Docker's default of 64 MiB is used up by one NCCL ring."""
+"""Minimum shared memory: Docker's default of 64 MiB is used up by one NCCL ring."""
 SYS_ADMIN, SYS_NICE = 21, 23
 """Bits of a process's capabilities (capability.h)."""
 LEAST_DRIVER = {11: 450, 12: 525, 13: 580}
-"""The oldest driver for each major version of CUDA, by NVIDIA's table of minor version compatibility."""
+"""Oldest driver for each major version of CUDA, by NVIDIA's table of minor version compatibility."""
 INITS = ("tini", "docker-init", "dumb-init", "catatonit", "systemd", "init", "s6-svscan", "podman-init", "conmon")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     found: str
     todo: str | None = None
-    "what to change; None where it is as it should be"
+    "what to change; None if nothing"
 
 
 def in_container(root: Path = ROOT) -> bool:
-    """Whether this process runs in one, as far as can be seen."""
+    """Return whether this process runs in a container, as far as can be determined."""
     if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists():
         return True
     return re.search(r"docker|containerd|kubepods|libpod", _read(root / "proc/1/cgroup")) is not None
 
 
 def findings(gpu: Gpu | None, cuda: str | None, visible: int, root: Path = ROOT) -> list[Finding]:
-    """Everything that is looked at.
+    """Return the results of all checks.
 
     Args:
-        gpu: a card that the driver knows; None where there is none.
-        cuda: of torch's build, such as 13.0; None of one for CPUs.
-        visible: GPUs that torch sees.
-        root: of the file system.
+        gpu: a GPU known to the driver; None if there is none.
+        cuda: CUDA version of torch's build, such as 13.0; None for a CPU build.
+        visible: number of GPUs that torch sees.
+        root: root of the file system.
     """
     found = [_shared_memory(root), _locked_memory(), *_capabilities(root), _first_process(root)]
     return [*found, *(_of_gpus(gpu, cuda, visible) if gpu else ())]
@@ -89,12 +89,12 @@ def _capabilities(root: Path) -> Iterator[Finding]:
 
 def _first_process(root: Path) -> Finding:
     name = _read(root / "proc/1/comm").strip() or "unknown"
-    todo = None if name in INITS else "--init: nobody collects the processes that a worker leaves"
+    todo = None if name in INITS else "--init: nothing reaps the orphaned processes of a worker"
     return Finding("PID 1", name, todo)
 
 
 def _of_gpus(gpu: Gpu, cuda: str | None, visible: int) -> Iterator[Finding]:
-    todo = None if visible == gpu.count else "--gpus all, or only these are to be used"
+    todo = None if visible == gpu.count else "--gpus all, unless only these are to be used"
     yield Finding("GPUs", f"torch sees {visible} of {gpu.count}", todo)
     driver, major = gpu.driver(), int((cuda or "0").split(".")[0])
     if driver is None or major not in LEAST_DRIVER:

@@ -1,4 +1,4 @@
-"""A device as a value: what is measured on.  Files, flags and settings have its text form; `parse` reads that."""
+"""A device as a value.  Files, flags and settings hold its text form, which `parse` reads."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Device:
 
     kind: Kind
     index: int = 0
-    "number of a GPU as torch counts; 0 of a CPU"
+    "number of a GPU in torch's order; 0 for a CPU"
     name: str | None = field(default=None, compare=False)
-    "of the card, such as ``NVIDIA H200``; None of a CPU, and where nobody has asked torch"
+    "of the GPU, such as ``NVIDIA H200``; None for a CPU, or until `named` asks torch"
 
     @classmethod
     def parse(cls, text: str) -> Device:
-        """The device of ``cpu``, ``cuda`` or ``cuda:N``, whether it is there or not (`devices.resolve` looks).
+        """Return the device of ``cpu``, ``cuda`` or ``cuda:N``, present or not (`devices.resolve` checks that).
 
         Raises:
-            UsageError: it is written wrong.
+            UsageError: the text is malformed.
         """
         match = re.fullmatch(r"(cpu)|cuda(?::([0-9]{1,4}))?", text)
         if match is None:
@@ -39,7 +39,7 @@ class Device:
         return self.kind == "cuda"
 
     def named(self) -> Device:
-        """The same device with the card's name, which torch is asked for; opens the CUDA context."""
+        """Return the same device with the GPU's name from torch; creates the CUDA context."""
         if not self.on_gpu or self.name is not None:
             return self
         import torch
@@ -47,7 +47,7 @@ class Device:
         return replace(self, name=torch.cuda.get_device_name(str(self)))
 
     def __str__(self) -> str:
-        """``cpu`` or ``cuda:N``: what torch, the command line and the run file read."""
+        """``cpu`` or ``cuda:N``, as torch, the command line and the run file read it."""
         return f"cuda:{self.index}" if self.on_gpu else "cpu"
 
 

@@ -1,4 +1,4 @@
-"""Which device a request means, and why there is no GPU where there is none."""
+"""Resolve a requested device, and explain why there is no GPU."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from attnbench.machine.device import CPU, Device
 
 
 def resolve(device: str) -> Device:
-    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` means, and that is there.
+    """Return the available device named by ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
 
     ``auto`` is the first GPU that torch sees, else the CPU.
 
     Raises:
-        UsageError: it is written wrong.
+        UsageError: the text is malformed.
         Unavailable: torch does not see this GPU; the message says why.
     """
     if device == "cpu":
@@ -32,16 +32,16 @@ def resolve(device: str) -> Device:
 
 
 def count_gpus() -> int:
-    """How many GPUs torch sees."""
+    """Return how many GPUs torch sees."""
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns about what `why_no_gpu` says
+        warnings.simplefilter("ignore")  # torch warns about the faults that `why_no_gpu` reports
         return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
 
 
 def why_no_gpu() -> str:
-    """Say why torch sees no GPU, as far as can be found out from here."""
+    """Return why torch sees no GPU, as far as can be determined."""
     import torch
 
     if torch.version.cuda is None:

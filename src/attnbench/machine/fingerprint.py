@@ -1,4 +1,4 @@
-"""What is measured on, for the run file: no host name, no user, no path."""
+"""Describe the machine for the run file, without host name, user or path."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ PACKAGES = (
     "cupti-python",
     "nvidia-ml-py",
 )
-"""Distributions whose version can change a number: torch's own, every attention library, the timers."""
+"""Distributions whose version can change a result: torch's own, every attention library, the timers."""
 
 
 def environment(device: Device) -> Environment:
-    """Describe this machine as the run file keeps it.
+    """Describe this machine for the run file.
 
     Args:
-        device: what is measured on; the GPU's fields are None on a CPU.
+        device: device under test; the GPU's fields are None on a CPU.
     """
     import torch
 
@@ -83,7 +83,7 @@ def environment(device: Device) -> Environment:
 
 
 def packages() -> dict[str, str]:
-    """Versions of the installed `PACKAGES`, by metadata alone: nothing is imported."""
+    """Return the versions of the installed `PACKAGES` from metadata, without imports."""
     found = {}
     for name in PACKAGES:
         try:
@@ -94,7 +94,7 @@ def packages() -> dict[str, str]:
 
 
 def cpu_name() -> str | None:
-    """The CPU's model, from /proc/cpuinfo, else what Python knows."""
+    """Return the CPU's model from /proc/cpuinfo, else from Python's `platform`."""
     try:
         text = CPUINFO.read_text(errors="replace")
     except OSError:
@@ -107,7 +107,7 @@ def cpu_name() -> str | None:
 
 
 def usable_cores() -> int | None:
-    """Cores this process may run on, which a container can make fewer than the machine has."""
+    """Return the number of cores this process may use; a container can restrict it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
@@ -133,7 +133,7 @@ def _gpu_fields(device: Device) -> dict[str, Any]:
 
 
 def _os() -> str:
-    """Distribution, kernel and architecture; the kernel's number only, as builders put names behind it."""
+    """Return distribution, kernel and architecture; only the kernel's number, as builders append names to it."""
     kernel = re.match(r"[\d.]*\d", platform.release())
     parts = [f"{platform.system()} {kernel[0] if kernel else ''}".strip(), platform.machine()]
     try:
@@ -144,7 +144,7 @@ def _os() -> str:
 
 
 def _cudnn(version: int | None) -> str | None:
-    """91900 is 9.19.0; before version 9 it was 8907 for 8.9.7."""
+    """Return 91900 as 9.19.0; before version 9 the encoding was 8907 for 8.9.7."""
     if not version:
         return None
     step = 10_000 if version >= 90_000 else 1_000

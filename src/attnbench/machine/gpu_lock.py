@@ -1,8 +1,8 @@
-"""A lock per GPU: two runs on one card would spoil each other's times.
+"""A lock per GPU: two runs on one GPU would disturb each other's times.
 
-A file per UUID in the system's temporary folder, locked by `flock`: the system lets go of it when its holder ends, in
-whatever way.  Runs that do not share this folder, such as containers with one of their own, do not see each other's
-locks; what they do to times is then only noted (`machine.neighbours`).
+One file per UUID in the system's temporary folder, locked by `flock`: the system releases it when its holder ends, in
+any way.  Runs that do not share this folder, such as containers with their own, do not see each other's locks; their
+effect on times is only noted (`machine.neighbours`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnbench.machine.lock_file import holder, let_go, taken
 from attnbench.machine.nvml import open_gpu
 
 LOOK_S = 0.5
-"""How often a lock that another run holds is tried."""
+"""How often to retry a lock that another run holds."""
 
 
 class Held(Unavailable):
@@ -29,18 +29,18 @@ class Held(Unavailable):
 
 
 class GpuLock:
-    """The lock of one GPU; of a device without a UUID (a CPU, a driver without NVML) it does nothing.
+    """The lock of one GPU; does nothing for a device without a UUID (a CPU, a driver without NVML).
 
-    Threads of one process share it: `tune` compiles on the GPU that it measures on.
+    Threads of one process share it: `tune` compiles on the GPU on which it measures.
 
     Args:
-        device: what is to be measured on.
-        wait: until its holder lets go; False refuses at once.
-        uuid: of the GPU; None asks the driver.
+        device: device to measure on.
+        wait: wait until the holder releases it; False refuses at once.
+        uuid: UUID of the GPU; None asks the driver.
     """
 
     _held: ClassVar[dict[str, tuple[int, int]]] = {}
-    "of this process, by UUID: descriptor, and how many hold it"
+    "locks of this process, by UUID: descriptor and number of holders"
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, device: Device, *, wait: bool = True, uuid: str | None = None) -> None:
@@ -49,11 +49,11 @@ class GpuLock:
         self._mine = False
 
     def order(self) -> str:
-        """What several locks are taken in the order of: processes may number the same GPUs differently."""
+        """Key by which several locks are ordered: processes may number the same GPUs differently."""
         return self._known() or str(self.device)
 
     def _known(self) -> str | None:
-        """The UUID, asked for once."""
+        """Return the UUID, looked up once."""
         if self._uuid is None and (gpu := open_gpu(self.device)):
             self._uuid = gpu.uuid()
         return self._uuid
@@ -62,10 +62,10 @@ class GpuLock:
         """Take the lock.
 
         Args:
-            say: told once who holds it, where it is waited for.
+            say: called once with the holder's name before waiting.
 
         Raises:
-            Held: another run holds it, and it is not to be waited for.
+            Held: another run holds it, and `wait` is False.
             Unavailable: its file cannot be opened.
         """
         uuid = self._known()
@@ -84,7 +84,7 @@ class GpuLock:
         self._mine = True
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         if not self._mine or self._uuid is None:
             return
         self._mine = False

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine a request means."""
+"""Resolve the GPUs of a request."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ ACCEPTED = "all, or numbers of GPUs as torch counts them, such as 0,2"
 
 
 def chosen_gpus(who: str, text: str, field: str = "--gpus", *, without: str = "--device cpu") -> tuple[Device, ...]:
-    """The GPUs that ``all`` or ``0,2`` means, each there.
+    """Return the GPUs named by ``all`` or a list such as ``0,2``.
 
     Args:
-        who: for the message.
+        who: subject of error messages.
         text: value of ``--gpus``.
-        field: what it is called where it was given.
-        without: what to ask for where there is no GPU.
+        field: name of the flag or field.
+        without: what to use if there is no GPU.
 
     Raises:
-        UsageError: it is written wrong, or names a GPU twice.
+        UsageError: the text is malformed or names a GPU twice.
         Unavailable: torch does not see one of them; the message says why.
     """
     words = [word.strip() for word in text.split(",")] if text != ALL else []

@@ -1,7 +1,7 @@
-"""Whether a library really imports, tried in a process of its own.
+"""Check whether a library imports, in a process of its own.
 
-An import can crash, call ``exit()`` or hang; none of that reaches the caller.  The same file is the
-child: ``python -m attnbench.machine.imports ANSWER_FILE MODULE``.
+An import can crash, call ``exit()`` or hang without effect on the caller.  This file is also the child process:
+``python -m attnbench.machine.imports ANSWER_FILE MODULE``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ImportOutcome:
-    """How an import ended."""
+    """The outcome of an import."""
 
     state: Literal["imported", "missing", "broken"]
     reason: str | None
-    "None for imported"
+    "None if imported"
     seconds: float
 
 
@@ -39,9 +39,9 @@ def try_imports(
 
     Args:
         modules: dotted names.
-        timeout_s: after which a hanging import is ended, with every process it started.
-        at_once: how many run side by side.
-        done: called with each module that ended.
+        timeout_s: time limit after which a hanging import and every process it started are killed.
+        at_once: number of imports at a time.
+        done: called with each finished module.
     """
     waiting = list(dict.fromkeys(modules))
     running: dict[str, Question] = {}
@@ -58,14 +58,14 @@ def try_imports(
                     running.pop(module).end()
                     done(module)
             time.sleep(LOOK_S)
-    finally:  # Ctrl-C leaves no import behind
+    finally:  # also on Ctrl-C: no child is left running
         for question in running.values():
             question.end()
     return outcomes
 
 
 def _outcome(question: Question, module: str, timeout_s: float) -> ImportOutcome | None:
-    """How an import ended, or None while it runs."""
+    """Return the outcome of an import, or None while it runs."""
     answer = question.answer(timeout_s)
     if answer is None:
         return None
@@ -75,7 +75,7 @@ def _outcome(question: Question, module: str, timeout_s: float) -> ImportOutcome
 
 
 def _child(answer: str, module: str) -> None:
-    """Import, and write down how it went."""
+    """Import the module and write the outcome."""
     state, reason = "imported", None
     try:
         importlib.import_module(module)

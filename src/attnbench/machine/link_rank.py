@@ -15,7 +15,7 @@ from attnbench.machine.links import COPY, MIB, OPERATIONS, SAMPLES, WARMUP
 ON_ONE_HOST = {
     "NCCL_SOCKET_IFNAME": "lo",
     "GLOO_SOCKET_IFNAME": "lo",
-    # Multicast through the switch is shared by all that use it: a fault in it takes a host's GPUs out of service.
+    # Multicast through the NVSwitch is shared by all its users: a fault in it takes a host's GPUs out of service.
     "NCCL_NVLS_ENABLE": "0",
 }
 """Variables of the libraries, unless they are set."""
@@ -37,11 +37,11 @@ class Rank:
         self.token = torch.ones(1, device=str(self.device))
 
     def measured(self, sizes_mb: list[float]) -> dict[str, list[float]]:
-        """Milliseconds of each sample, by operation and size."""
+        """Return the milliseconds of each sample, by operation and size."""
         found = {}
         for operation in OPERATIONS:
             if operation == COPY and not self.device.on_gpu:
-                continue  # between tensors of one memory it says nothing of a link
+                continue  # a copy within one memory does not use a link
             for size in sizes_mb:
                 call = self._call(operation, max(1, int(size * MIB / 4)))
                 times = [self._sample(call) for _ in range(WARMUP + SAMPLES)]
@@ -49,7 +49,7 @@ class Rank:
         return found
 
     def _call(self, operation: str, length: int) -> Callable[[], Any]:
-        """What is timed: `length` numbers of four bytes to each rank that is sent to."""
+        """Return the call to time: `length` four-byte numbers to each receiving rank."""
         torch, dist, count = self.torch, self.dist, self.count
 
         def tensor(parts: int = 1, device: Device = self.device) -> Any:
@@ -69,7 +69,7 @@ class Rank:
         return lambda: dist.all_gather_into_tensor(target, source)
 
     def _exchange(self, source: Any, target: Any) -> Callable[[], Any]:
-        """Ranks 0 and 1, 2 and 3 … send each other at once; an odd one out rests."""
+        """Ranks 0 and 1, 2 and 3 … send to each other at once; an odd last rank does nothing."""
         dist, peer = self.dist, self.rank ^ 1
         if peer >= self.count:
             return lambda: None
@@ -83,7 +83,7 @@ class Rank:
 
     def _sample(self, call: Callable[[], Any]) -> float:
         torch = self.torch
-        self.dist.all_reduce(self.token)  # the barrier: on a GPU it stands in the stream before the first event
+        self.dist.all_reduce(self.token)  # the barrier: on a GPU it precedes the first event in the stream
         if not self.device.on_gpu:
             began = time.perf_counter()
             call()
@@ -97,7 +97,7 @@ class Rank:
 
 
 def main(words: list[str]) -> None:
-    """Join the others, measure, answer."""
+    """Join the other ranks, measure, answer."""
     answer, rank, names, store, sizes = words
     for name, value in ON_ONE_HOST.items():
         os.environ.setdefault(name, value)

@@ -1,7 +1,7 @@
-"""How fast GPUs of this machine reach each other: what context-parallel attention can hide, or not.
+"""Measure how fast the GPUs of this machine communicate, which limits what context-parallel attention can hide.
 
-A process a GPU, joined by NCCL (by gloo on a CPU, where the figures are those of shared memory).  Each sample begins
-after a barrier; its time is the slowest rank's.
+One process per GPU, joined by NCCL (by gloo on a CPU, where the figures are those of shared memory).  Each sample
+begins after a barrier; its time is the slowest rank's.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from attnbench.machine.device import Device
 
 COPY = "copy"
 OPERATIONS = (COPY, "exchange", "all-to-all", "all-gather")
-"""A copy from the first GPU to the second; what two neighbours send each other at once; the collectives of all."""
+"""A copy from the first GPU to the second; a simultaneous exchange of two neighbours; collectives of all GPUs."""
 SAMPLES, WARMUP = 20, 5
 TIMEOUT_S = 300.0
-"""For all of it: a rank that hangs waits forever."""
+"""Time limit of the whole measurement: a rank that hangs waits forever."""
 LOOK_S = 0.02
 MODULE = "attnbench.machine.link_rank"
 MIB = 2**20
@@ -35,23 +35,23 @@ class Link:
 
     operation: str
     size_mb: float
-    "MiB that a GPU sends to each GPU that it sends to"
+    "MiB that a GPU sends to each receiving GPU"
     median_ms: float
     "of the slowest rank's times"
     gbps: float
-    "GB/s that leave a GPU in one direction"
+    "GB/s sent by a GPU, one direction"
 
 
 def measure_links(who: str, devices: Sequence[Device], sizes_mb: Sequence[float]) -> list[Link]:
     """Measure every operation at every size.
 
     Args:
-        who: for messages.
-        devices: one a rank, at least two.
-        sizes_mb: in MiB.
+        who: subject of error messages.
+        devices: one per rank, at least two.
+        sizes_mb: sizes in MiB.
 
     Raises:
-        Unavailable: a rank could not begin, died or hung.
+        Unavailable: a rank could not start, died or hung.
     """
     with ExitStack() as closing:
         place = closing.enter_context(tempfile.TemporaryDirectory(prefix="attnbench-"))
@@ -74,7 +74,7 @@ def measure_links(who: str, devices: Sequence[Device], sizes_mb: Sequence[float]
 
 
 def _links(answers: Sequence[dict[str, list[float]] | None], count: int) -> list[Link]:
-    """Samples of all ranks by operation and size, as ``exchange 16.0``; each sample is the slowest rank's."""
+    """Return the links from the samples of all ranks, by operation and size; a sample is the slowest rank's."""
     found = []
     for key in answers[0] or {}:
         operation, _, size = key.partition(" ")

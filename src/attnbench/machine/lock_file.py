@@ -1,6 +1,6 @@
-"""A file that one process at a time has locked, by `flock`, with its holder written in it.
+"""A file locked by one process at a time with `flock`, which holds the name of its holder.
 
-The system lets go of it when its holder ends, in whatever way.
+The system releases the lock when its holder ends, in any way.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 from attnbench.text import for_terminal
 
 LONGEST = 1000
-"""Bytes of a lock file that are read."""
+"""Maximum bytes read from a lock file."""
 
 
 def taken(place: Path) -> int | None:
-    """A descriptor of the file, locked and signed; None where somebody else has it.
+    """Return a descriptor of the file, locked and signed; None if another process holds the lock.
 
     Raises:
-        OSError: it cannot be opened or locked.
+        OSError: the file cannot be opened or locked.
     """
     handle = _open(place)
     try:
@@ -40,26 +40,26 @@ def taken(place: Path) -> int | None:
 
 
 def let_go(handle: int) -> None:
-    """Unlock what `taken` gave."""
-    with contextlib.suppress(OSError):  # opened for reading alone
+    """Unlock the descriptor that `taken` returned."""
+    with contextlib.suppress(OSError):  # opened read-only
         os.ftruncate(handle, 0)
     os.close(handle)
 
 
 def _open(place: Path) -> int:
-    """A descriptor of the lock file, for writing where the system lets us: another user may have made it."""
+    """Return a descriptor of the lock file, writable if permitted: another user may have created it."""
     flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     handle = -1
     while handle < 0:
         try:
-            # Not with O_CREAT, which Linux refuses in a shared folder where the file is another user's.
+            # Without O_CREAT, which Linux refuses for another user's file in a shared folder.
             handle = os.open(place, flags | os.O_RDWR)
         except PermissionError:
             handle = os.open(place, flags | os.O_RDONLY)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):  # another run was first
                 handle = os.open(place, flags | os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-                os.fchmod(handle, 0o666)  # whatever the umask: the next run may be another user's
+                os.fchmod(handle, 0o666)  # despite the umask: the next run may be another user's
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(handle)
@@ -68,7 +68,7 @@ def _open(place: Path) -> int:
 
 
 def _sign(handle: int) -> None:
-    """Write down who holds it; without a user's name, and only the words of the command that name the run."""
+    """Write the holder into the file: no user name, and only the words of the command that name the run."""
     words = [Path(word).name for word in (sys.argv[0] or "python", *sys.argv[1:3])]
     said = {"command": " ".join(words), "process": os.getpid(), "since": datetime.now(UTC).strftime("%H:%M:%S UTC")}
     with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ def _sign(handle: int) -> None:
 
 
 def holder(place: Path) -> str:
-    """Who wrote his name into the file."""
+    """Return the holder written in the file."""
     try:
         with place.open("rb") as file:
             said = json.loads(file.read(LONGEST))

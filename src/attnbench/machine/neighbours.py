@@ -1,4 +1,4 @@
-"""Whether card and CPU were ours alone: other processes on them change every time that is taken."""
+"""Detect other processes on GPU and CPU, which disturb every measured time."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from attnbench.machine.nvml import GpuProcess, open_gpu
 
 
 class Neighbours:
-    """Counts other processes on the card, from before this one opened its own context.
+    """Counts other processes on the GPU, starting before this process creates its own CUDA context.
 
-    In a container the driver numbers processes otherwise than we see ourselves, so our own may look
-    like another.  Whoever was there before our context is certainly somebody else; of those who came
-    after it, one may be ourselves.
+    In a container the driver may number processes differently, so this process may look like another one.  Processes
+    present before our context are certainly others; of those that came later, one may be this process.
 
     Args:
-        device: what is measured on.  Made before the CUDA context of this process is.
+        device: device under test.  Create the object before this process creates its CUDA context.
     """
 
     def __init__(self, device: Device) -> None:
@@ -27,12 +26,12 @@ class Neighbours:
         self._before = {process.pid for process in self._others()}
 
     def words(self) -> str | None:
-        """What to note on a time taken just now; None where nobody else is known to be there."""
+        """Return the note for a time measured just now; None if no other process is known."""
         others = self._others()
         old = [process for process in others if process.pid in self._before]
         new = [process for process in others if process.pid not in self._before]
-        # Our own process is left out by its number where that is the driver's too: then every new one counts.
-        # Where it is not, the count is one too small at worst, never too large.
+        # This process is excluded by its number if the driver uses the same numbers: then every new one counts.
+        # If not, the count is at worst one too low, never too high.
         count = len(old) + max(0, len(new) - 1)
         if not count:
             return None
@@ -50,12 +49,12 @@ class OtherLoad:
     """CPU time of other processes, from the counters of the system and of this process.
 
     Args:
-        read: seconds so far: of all processes, of this one with its children, and by the clock; None where the system
-            does not tell.
+        read: returns seconds so far of all processes, of this one with its children, and of wall time; None if the
+            system does not report them.
     """
 
     LEAST_S = 0.5
-    "Counters have ticks of 10 ms: what is asked again before that has the last answer."
+    "Counters have ticks of 10 ms: a call within this time returns the previous answer."
 
     def __init__(self, read: Callable[[], tuple[float, float, float] | None] | None = None) -> None:
         self._read = read or _cpu_seconds
@@ -63,7 +62,7 @@ class OtherLoad:
         self._cores: float | None = None
 
     def cores(self) -> float | None:
-        """Cores that others used since this was last asked; None where it is not known."""
+        """Return the cores that others used since the last call; None if unknown."""
         now = self._read()
         if now is None or self._last is None:
             return None

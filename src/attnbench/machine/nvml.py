@@ -1,9 +1,8 @@
-"""The card, asked through NVML (nvidia-ml-py).
+"""Query the GPU through NVML (nvidia-ml-py).
 
-A question the driver refuses is answered `None`, never with an exception: cards, drivers and
-containers differ in what they allow.  `Gpu.open` finds the card that torch calls ``cuda:N``:
-NVML counts every card of the machine, torch only those that ``CUDA_VISIBLE_DEVICES`` shows, in an
-order of its own.
+A query that the driver refuses returns `None` and never raises: GPUs, drivers and containers differ in what they allow.
+`Gpu.open` finds the GPU that torch calls ``cuda:N``: NVML counts every GPU of the machine, torch only those that
+``CUDA_VISIBLE_DEVICES`` shows, in an order of its own.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ THROTTLE_WORDS = {
     0x200: "board limit",
     0x400: "reliability",
 }
-"""Bits of nvmlClocksEventReasons; `idle` and `application clocks` are states, the others slow a kernel down."""
+"""Bits of nvmlClocksEventReasons; `idle` and `application clocks` are states, the others slow kernels down."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """Another process that holds memory of the card."""
+    """Another process that holds memory of the GPU."""
 
     pid: int
     name: str | None
-    "of the program, without its folder"
+    "of the program, without folder"
     memory_mb: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """The card at one moment."""
+    """The GPU at one moment."""
 
     sm_mhz: int | None
     sm_max_mhz: int | None
@@ -60,28 +59,28 @@ class GpuState:
     memory_total_mb: float | None
     load_percent: int | None
     throttle: tuple[str, ...] | None
-    "words of THROTTLE_WORDS; empty when nothing holds the clock back"
+    "words of THROTTLE_WORDS; empty if nothing limits the clock"
 
 
 class Gpu:
-    """One card.  Every method asks the driver anew and answers `None` where it refuses."""
+    """One GPU.  Every method queries the driver again and returns `None` if the driver refuses."""
 
     def __init__(self, nvml: Any, handle: Any, count: int) -> None:
         self._nvml = nvml
         self._handle = handle
         self._instant_power = hasattr(nvml, "NVML_FI_DEV_POWER_INSTANT")
         self.count = count
-        "cards in the machine, hidden ones included"
+        "GPUs in the machine, including hidden ones"
 
     @classmethod
     def open(cls, device: Device) -> Gpu:
-        """Find the card behind a torch device.
+        """Find the GPU behind a torch device.
 
         Args:
-            device: a GPU, numbered as torch numbers.
+            device: a GPU, numbered as in torch.
 
         Raises:
-            Unavailable: NVML does not answer, or does not know this card.
+            Unavailable: NVML does not answer, or does not know this GPU.
         """
         nvml = _load()
         try:
@@ -92,10 +91,10 @@ class Gpu:
 
     @classmethod
     def by_uuid(cls, uuid: str) -> Gpu:
-        """Find a card by its UUID, as NVML writes it (``GPU-…``).
+        """Find a GPU by its UUID, as NVML writes it (``GPU-…``).
 
         Raises:
-            Unavailable: NVML does not answer, or does not know this card.
+            Unavailable: NVML does not answer, or does not know this GPU.
         """
         nvml = _load()
         try:
@@ -104,7 +103,7 @@ class Gpu:
             raise Unavailable(f"nvml: uuid={uuid} is not known to the driver; {error}") from None
 
     def name(self) -> str | None:
-        """The card's marketing name."""
+        """The GPU's marketing name."""
         return _text(self._ask("nvmlDeviceGetName"))
 
     def uuid(self) -> str | None:
@@ -112,7 +111,7 @@ class Gpu:
         return _text(self._ask("nvmlDeviceGetUUID"))
 
     def index(self) -> int | None:
-        """Number by which ``nvidia-smi -i`` knows the card."""
+        """Number of the GPU in ``nvidia-smi -i``."""
         return self._ask("nvmlDeviceGetIndex")
 
     def driver(self) -> str | None:
@@ -123,7 +122,7 @@ class Gpu:
             return None
 
     def driver_cuda(self) -> tuple[int, int] | None:
-        """The newest CUDA that the driver knows; None where it does not tell."""
+        """The newest CUDA version that the driver supports; None if it does not report it."""
         ask = getattr(self._nvml, "nvmlSystemGetCudaDriverVersion_v2", None)
         try:
             found = ask() if ask else None
@@ -136,7 +135,7 @@ class Gpu:
         return self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM)
 
     def sm_max_mhz(self) -> int | None:
-        """Highest SM clock of the card."""
+        """Maximum SM clock of the GPU."""
         return self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM)
 
     def mem_mhz(self) -> int | None:
@@ -144,13 +143,13 @@ class Gpu:
         return self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM)
 
     def mem_max_mhz(self) -> int | None:
-        """Highest memory clock of the card."""
+        """Maximum memory clock of the GPU."""
         return self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_MEM)
 
     def power_w(self) -> float | None:
         """Board power now.
 
-        The plain query is a mean over one second since Ampere, so the instantaneous field is asked first.
+        Since Ampere the plain query is a mean over one second, so the instantaneous field is queried first.
         """
         if self._instant_power:
             fields = self._ask("nvmlDeviceGetFieldValues", [self._nvml.NVML_FI_DEV_POWER_INSTANT])
@@ -167,17 +166,17 @@ class Gpu:
     def celsius(self) -> int | None:
         """Temperature of the die."""
         heat = self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU)
-        if heat is None:  # the query that takes its place from CUDA 14 on
+        if heat is None:  # the query that replaces it from CUDA 14 on
             heat = self._ask("nvmlDeviceGetTemperatureV", self._nvml.NVML_TEMPERATURE_GPU)
         return heat
 
     def memory_used_mb(self) -> float | None:
-        """Memory in use by everyone, in MiB."""
+        """Memory in use by all processes, in MiB."""
         memory = self._ask("nvmlDeviceGetMemoryInfo")
         return None if memory is None else memory.used / MIB
 
     def memory_total_mb(self) -> float | None:
-        """Memory of the card, in MiB."""
+        """Memory of the GPU, in MiB."""
         memory = self._ask("nvmlDeviceGetMemoryInfo")
         return None if memory is None else memory.total / MIB
 
@@ -187,7 +186,7 @@ class Gpu:
         return None if rates is None else rates.gpu
 
     def throttle(self) -> tuple[str, ...] | None:
-        """What holds the clock back now, in words."""
+        """What limits the clock now, in words."""
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
         if bits is None:  # drivers before 535 know the old name only
             bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -199,7 +198,7 @@ class Gpu:
         return None if mode is None else bool(mode)
 
     def other_processes(self) -> tuple[GpuProcess, ...] | None:
-        """Processes on the card besides this one."""
+        """Processes on the GPU other than this one."""
         lists = [self._ask(f"nvmlDeviceGet{kind}RunningProcesses") for kind in ("Compute", "Graphics")]
         if all(found is None for found in lists):
             return None
@@ -210,7 +209,7 @@ class Gpu:
         )
 
     def supported_clocks(self) -> dict[int, tuple[int, ...]] | None:
-        """SM clocks the card accepts under each memory clock, both falling; `None` where it keeps them secret."""
+        """SM clocks that the GPU accepts for each memory clock, both descending; `None` if not reported."""
         memory = self._ask("nvmlDeviceGetSupportedMemoryClocks")
         if memory is None:
             return None
@@ -218,7 +217,7 @@ class Gpu:
         return {mhz: tuple(sorted(sm, reverse=True)) for mhz, sm in clocks.items() if sm} or None
 
     def state(self) -> GpuState:
-        """Everything that changes from moment to moment."""
+        """All values that change over time."""
         return GpuState(
             sm_mhz=self.sm_mhz(),
             sm_max_mhz=self.sm_max_mhz(),
@@ -234,10 +233,10 @@ class Gpu:
         )
 
     def lock_clocks(self, sm_mhz: int, mem_mhz: int | None) -> None:
-        """Pin the clocks until `reset_clocks`; the memory clock is left alone with None.
+        """Lock the clocks until `reset_clocks`; with None the memory clock is not changed.
 
         Raises:
-            PermissionError: the user may not.
+            PermissionError: the user lacks the permission.
             Unavailable: the driver refuses for another reason.
         """
         self._do("nvmlDeviceSetGpuLockedClocks", sm_mhz, sm_mhz)
@@ -245,10 +244,10 @@ class Gpu:
             self._do("nvmlDeviceSetMemoryLockedClocks", mem_mhz, mem_mhz)
 
     def reset_clocks(self, *, memory: bool) -> None:
-        """Give the clocks back to the driver.
+        """Reset the clocks to the driver's default.
 
         Raises:
-            PermissionError: the user may not.
+            PermissionError: the user lacks the permission.
             Unavailable: the driver refuses for another reason.
         """
         self._do("nvmlDeviceResetGpuLockedClocks")
@@ -281,7 +280,7 @@ class Gpu:
 
 
 def open_gpu(device: Device) -> Gpu | None:
-    """`Gpu.open`, or None on a CPU and where NVML does not answer."""
+    """Return `Gpu.open`, or None on a CPU or if NVML does not answer."""
     if not device.on_gpu:
         return None
     try:
@@ -291,7 +290,7 @@ def open_gpu(device: Device) -> Gpu | None:
 
 
 def throttle_words(bits: int) -> tuple[str, ...]:
-    """Name the bits of nvmlClocksEventReasons; an unknown bit is shown as hex."""
+    """Return the names of the bits of nvmlClocksEventReasons; an unknown bit is shown as hex."""
     return tuple(THROTTLE_WORDS.get(bit, hex(bit)) for bit in (1 << i for i in range(bits.bit_length())) if bits & bit)
 
 
@@ -301,7 +300,7 @@ def _load() -> Any:
     except ImportError:
         raise Unavailable("nvml: module=pynvml is not installed; pip install nvidia-ml-py") from None
     try:
-        pynvml.nvmlInit()  # counted by the library: a second call is free
+        pynvml.nvmlInit()  # reference-counted: a second call is free
     except pynvml.NVMLError as error:
         raise Unavailable(refusal("nvml", "driver", "none", f"answers ({error})", "an NVIDIA driver")) from None
     return pynvml
@@ -310,7 +309,7 @@ def _load() -> Any:
 def _handle(nvml: Any, device: Device, count: int) -> Any:
     number = device.index
     visible = _visible(count)
-    if len(visible) > 1:  # torch may order them by speed, so ask it which is which
+    if len(visible) > 1:  # torch may order them by speed, so ask torch
         handle = _handle_from_torch(nvml, number)
         if handle is not None:
             return handle
@@ -321,7 +320,7 @@ def _handle(nvml: Any, device: Device, count: int) -> Any:
 
 
 def _visible(count: int) -> list[int | str]:
-    """Entries of CUDA_VISIBLE_DEVICES: NVML indices or UUIDs; the first wrong one ends the list, as in CUDA."""
+    """Return the NVML indices or UUIDs of CUDA_VISIBLE_DEVICES; the first invalid one ends the list, as in CUDA."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return list(range(count))
@@ -350,7 +349,7 @@ def _handle_from_torch(nvml: Any, number: int) -> Any | None:
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
-    """CUDA_VISIBLE_DEVICES takes any unambiguous beginning of a UUID, NVML the whole one only."""
+    """CUDA_VISIBLE_DEVICES accepts any unambiguous prefix of a UUID, NVML only the whole."""
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         if (_text(nvml.nvmlDeviceGetUUID(handle)) or "").startswith(uuid):

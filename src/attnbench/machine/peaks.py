@@ -1,7 +1,7 @@
-"""Data-sheet peaks of GPUs (`peaks.toml`), for the share of a peak that a kernel reaches.
+"""Data-sheet peaks of GPUs (`peaks.toml`), for the share of the peak that a kernel reaches.
 
-Cards of one family differ by half and more (H100 SXM 3.35 TB/s, PCIe 2.0 TB/s), so a name is
-matched whole: a card that is not listed has no peak, and never another card's.
+GPUs of one family differ by half and more (H100 SXM 3.35 TB/s, PCIe 2.0 TB/s), so the whole name is matched: a GPU that
+is not listed has no peak, and never that of another GPU.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from typing import Any
 from attnbench.dtypes import DTYPES
 
 ROWS = ("bf16", "fp16", "fp8", "int8", "tf32", "fp32")
-"Throughputs of a card in peaks.toml."
+"Throughputs of a GPU in peaks.toml."
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What a data sheet promises, dense."""
+    """Dense peaks by the data sheet."""
 
     tflops: float | None
-    "None where the card has no such units, or the source does not say"
+    "None if the GPU has no such units, or the source does not give it"
     memory_tbps: float | None
     source: str
 
 
 def peak(gpu_name: str, dtype: str) -> Peak | None:
-    """Look up a card.
+    """Return the peak of a GPU.
 
     Args:
         gpu_name: torch's device name, such as ``NVIDIA H100 80GB HBM3``.
-        dtype: of a case (`dtypes.DTYPES`), or a row of `ROWS` (tf32: fp32 on tensor cores).
+        dtype: dtype of a case (`dtypes.DTYPES`), or a row of `ROWS` (tf32: fp32 on tensor cores).
 
     Returns:
-        None for a card that is not listed.
+        The peak; None for a GPU that is not listed.
 
     Raises:
-        ValueError: several rows match (a mistake in peaks.toml), or the dtype is not a name at all.
+        ValueError: several rows match (a mistake in peaks.toml), or the dtype is unknown.
     """
     throughput = DTYPES[dtype].peak if dtype in DTYPES else dtype
     if throughput not in ROWS:
@@ -51,7 +51,7 @@ def peak(gpu_name: str, dtype: str) -> Peak | None:
 
 
 def find(gpu_name: str, listed: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The one row whose pattern matches the whole name.
+    """Return the only row whose pattern matches the whole name.
 
     Raises:
         ValueError: several match.
@@ -66,6 +66,6 @@ def find(gpu_name: str, listed: Sequence[Mapping[str, Any]]) -> Mapping[str, Any
 
 @cache
 def rows() -> tuple[Mapping[str, Any], ...]:
-    """All rows of peaks.toml."""
+    """Return all rows of peaks.toml."""
     data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return tuple(data["gpu"])

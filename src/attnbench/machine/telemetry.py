@@ -1,4 +1,4 @@
-"""Power and heat beside a measurement, as a time-stamped series."""
+"""Record power and temperature during a measurement, as a time-stamped series."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from attnbench.record import PowerSeries
 
 
 class PowerSampler:
-    """Reads board power and temperature from a thread while the block runs.
+    """Reads board power and temperature in a thread while the block runs.
 
-    On a CPU, and where NVML does not answer, it does nothing and `series` is None.  The driver's own
-    counter moves every 20-100 ms, so a kernel shorter than that has no power of its own.
+    On a CPU, or if NVML does not answer, it does nothing and `series` is None.  The driver updates its counter every
+    20-100 ms, so a shorter kernel has no power value of its own.
     """
 
     def __init__(self, device: Device, period_s: float = 0.05) -> None:
@@ -25,7 +25,7 @@ class PowerSampler:
         self._stop = threading.Event()
         self._readings: list[tuple[float, float | None, float | None]] = []
         self.entered_s = 0.0
-        "time.perf_counter() at the end of entering: the zero of the series"
+        "time.perf_counter() at the end of entering, the zero of the series"
 
     def __enter__(self) -> PowerSampler:
         self._readings.clear()
@@ -47,14 +47,14 @@ class PowerSampler:
             self._thread = None
 
     def series(self, start_s: float = 0.0) -> PowerSeries | None:
-        """What was read so far.
+        """Return the readings so far.
 
         Args:
-            start_s: seconds after entering; earlier readings (a warm-up) are left out.
+            start_s: seconds after entering; earlier readings (a warm-up) are omitted.
 
         Returns:
-            Readings with `at_s` in seconds since entering, whatever `start_s` is; None where there
-            are none to be had.
+            Readings with `at_s` in seconds since entering, whatever `start_s` is; None if there
+            are none.
         """
         kept = [reading for reading in list(self._readings) if reading[0] >= start_s]
         if not kept:
@@ -67,7 +67,7 @@ class PowerSampler:
         while True:
             before = time.perf_counter()
             watts, heat = gpu.power_w(), gpu.celsius()
-            # A query can take milliseconds: its middle is the best guess of when it looked.
+            # A query can take milliseconds: its midpoint is the best estimate of the time of the reading.
             at_s = (before + time.perf_counter()) / 2 - self.entered_s
             self._readings.append((at_s, watts, None if heat is None else float(heat)))
             due = max(due + self._period_s, time.perf_counter())

@@ -1,4 +1,4 @@
-"""Which profilers answer on this machine, and how to reach one that is not on the PATH."""
+"""Find the working profilers of this machine, and the way to one that is not on the PATH."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOLDERS = (
     "opt/nvidia/nsight-systems/*/bin",
     "opt/nvidia/nsight-systems/*",
 )
-"""Where NVIDIA's installers put ncu and nsys, from the root."""
+"""Folders where NVIDIA's installers put ncu and nsys, relative to the root."""
 
 DRIVER_PARAMS = Path("/proc/driver/nvidia/params")
 ANSWER_S = 20.0
@@ -27,29 +27,29 @@ ANSWER_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Profiler:
-    """One profiler; it answers when `reason` is None."""
+    """One profiler; it works if `reason` is None."""
 
     name: str
     version: str | None = None
     path: str | None = None
-    "of a program"
+    "path of the program"
     export: str | None = None
-    "the line that puts a program found elsewhere on the PATH"
+    "command that puts a program found elsewhere on the PATH"
     reason: str | None = None
-    "why it does not answer"
+    "why it does not work"
 
 
 def profilers() -> list[Profiler]:
-    """ncu, nsys, torch.profiler and cupti-python, each asked."""
+    """Return ncu, nsys, torch.profiler and cupti-python, each tried."""
     return [find_program("ncu"), find_program("nsys"), torch_profiler(), cupti_python()]
 
 
 def find_program(name: str, root: Path = Path("/")) -> Profiler:
-    """Look for a profiler on the PATH, then in the CUDA folders, the newest first, and ask its version.
+    """Search a profiler on the PATH, then in the CUDA folders, newest first, and ask for its version.
 
     Args:
         name: ncu or nsys.
-        root: of the file system.
+        root: root of the file system.
     """
     on_path = shutil.which(name)
     path = on_path or _in_folders(name, root)
@@ -61,7 +61,7 @@ def find_program(name: str, root: Path = Path("/")) -> Profiler:
 
 
 def torch_profiler() -> Profiler:
-    """torch.profiler, with or without CUDA activity."""
+    """Return torch.profiler, with or without CUDA activity."""
     import torch
 
     kinds = torch.profiler.supported_activities()
@@ -70,7 +70,7 @@ def torch_profiler() -> Profiler:
 
 
 def cupti_python() -> Profiler:
-    """cupti-python, really imported in a process of its own: it must match the CUDA libraries."""
+    """Return cupti-python, imported in a process of its own: it must match the CUDA libraries."""
     try:
         version = importlib.metadata.version("cupti-python")
     except importlib.metadata.PackageNotFoundError:
@@ -79,7 +79,7 @@ def cupti_python() -> Profiler:
 
 
 def counters_for_all(params: Path = DRIVER_PARAMS) -> bool | None:
-    """Whether a plain user may read the hardware counters ncu needs; None where the driver does not say."""
+    """Return whether a plain user may read the hardware counters that ncu needs; None if the driver does not say."""
     try:
         match = re.search(r"^RmProfilingAdminOnly:\s*(\d)", params.read_text(), re.MULTILINE)
     except OSError:
@@ -98,12 +98,12 @@ def _runs(path: Path) -> bool:
 
 
 def _newest_last(path: Path) -> list[tuple[int, str]]:
-    """Numbers in a path compare as numbers: 2025.10 is newer than 2025.9."""
+    """Sort key that compares numbers in a path as numbers: 2025.10 is newer than 2025.9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(path))]
 
 
 def _ask_version(path: str) -> tuple[str | None, str | None]:
-    """Version, or the reason why there is none."""
+    """Return the version, or the reason why there is none."""
     try:
         answer = subprocess.run(
             [path, "--version"],

@@ -1,4 +1,4 @@
-"""The card live in a terminal: clock, power, heat, memory, load, and what holds the clock back."""
+"""Show the live state of the GPU in a terminal: clock, power, temperature, memory, load, clock limits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def watch(console: Console, gpu: Gpu, seconds: float) -> None:
-    """Show the card until it is interrupted; into a pipe, a line each time.
+    """Show the GPU until interrupted; on a pipe, one line per reading.
 
     Args:
-        console: where to.
-        gpu: the card.
-        seconds: between two looks.
+        console: console to print to.
+        gpu: the GPU.
+        seconds: time between two readings.
     """
     if console.is_terminal:
         _watch_live(console, gpu, seconds)
@@ -28,12 +28,12 @@ def watch(console: Console, gpu: Gpu, seconds: float) -> None:
 
 
 def words_of(throttle: tuple[str, ...] | None) -> str | None:
-    """What holds the clock back, in one line; None where the driver does not tell."""
+    """Return in one line what limits the clock; None if the driver does not report it."""
     return None if throttle is None else ", ".join(throttle) or "nothing"
 
 
 def quantity(value: float | None, unit: str) -> str | None:
-    """A number with its unit, at most one decimal; None stays None."""
+    """Return a number with its unit, at most one decimal; None for None."""
     if value is None:
         return None
     return f"{round(value, 1):g} {unit}" if value < 1e5 else f"{value:.0f} {unit}"
@@ -62,7 +62,7 @@ def _watch_lines(console: Console, gpu: Gpu, seconds: float) -> None:
 
 
 def _gauges(state: GpuState) -> list[tuple[str, str | None, float | None, float | None]]:
-    """Name, words, value and the most it can be."""
+    """Return name, text, value and maximum of each gauge."""
     return [
         ("clock", quantity(state.sm_mhz, "MHz"), state.sm_mhz, state.sm_max_mhz),
         ("power", quantity(state.power_w, "W"), state.power_w, state.power_limit_w),
@@ -73,7 +73,7 @@ def _gauges(state: GpuState) -> list[tuple[str, str | None, float | None, float 
 
 
 def _watch_table(title: str, state: GpuState, seen: dict[str, tuple[float, float]]) -> Table:
-    """Gauges with the range seen so far, which `seen` keeps."""
+    """Return gauges with the range so far, which `seen` stores."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
 

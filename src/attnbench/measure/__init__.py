@@ -1,1 +1,1 @@
-"""Timing and memory of closures: timers, cache state, interleaving.  Knows no backend."""
+"""Timing and memory measurement of closures: timers, cache state, interleaving.  Imports no backend."""

@@ -1,9 +1,9 @@
-"""When subjects are inspected while they are sampled, and the samples that are looked at.
+"""When subjects are inspected while they are sampled, and how an inspected sample is taken.
 
 An inspected sample is one call like any other, by the same timer, but on data that the subject has not
-seen and over outputs that were spoiled (`subject.Inspector` does both).  Its moment is drawn from the
+seen and over outputs that were overwritten (`subject.Inspector` does both).  Its moment is drawn from the
 operating system's entropy, so a subject cannot prepare for it.  Inspected samples are not recorded: they
-show whether the recorded ones are times of the work.
+show whether the recorded samples measure the subject's work.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from attnbench.measure.subject import Inspector, Misleading, Subject
 from attnbench.measure.timer import Timer, choose
 
 EVERY_S = 1.0
-"""Mean time of sampling between two inspections of a group; every group has one at least."""
+"""Mean sampling time between two inspections of a group; every group has at least one."""
 TIMES = 5.0
-"""Mean time of sampling between two inspections is at least so many times what the last one took: a whole model's
-calls take long."""
+"""The mean sampling time between two inspections is at least this multiple of the last inspection's duration: calls of
+a whole model are long."""
 MOST_ROUNDS = 64
-"""Between a look that leaves something open and the next, once all samples are recorded."""
+"""Upper limit of rounds between an undecided inspection and the next one, once all samples are recorded."""
 LEAD_S = 0.003
-"""Head start of the host before each sample of an inspection: it prepares inside the queue."""
+"""Head start of the host before each sample of an inspection: the preparation is queued inside it."""
 LONG_MS = 50.0
-"""Above this the first inspected sample is compared with the median so far: nothing is called just for that."""
+"""Above this the first inspected sample is compared with the median so far, to save extra calls."""
 
 
 class Inspections:
     """The inspections of one group.
 
     Args:
-        subjects: of the group; those without an inspector are passed over.
+        subjects: of the group; those without an inspector are skipped.
         timer: of the group.
         stage: of the group.
         announce: called with (index of the subject, phase) before each turn.
@@ -53,15 +53,15 @@ class Inspections:
         self._entropy = random.SystemRandom()
         self._due_s = self._entropy.expovariate(1 / EVERY_S)
         self._took_s = 0.0
-        "of the looks since the last time that nothing was left open"
+        "duration of the inspections since the last one that left nothing undecided"
 
     @property
     def undecided(self) -> bool:
-        """Whether looks so far leave it open for a subject: it is to be looked at again after further samples."""
+        """Whether a subject is undecided: it has to be inspected again after further samples."""
         return any(subject.inspector is not None and subject.inspector.undecided for subject in self.subjects)
 
     def due(self, sampled_s: float, *, last: bool) -> bool:
-        """Whether to inspect now.
+        """Return whether to inspect now.
 
         Args:
             sampled_s: time spent sampling so far.
@@ -72,21 +72,21 @@ class Inspections:
         return self.undecided or sampled_s >= self._due_s or (last and not self._done)
 
     def rounds(self) -> int:
-        """How many rounds to sample before the next look where none are left to be recorded: nobody can count on it."""
+        """Draw the number of unrecorded rounds before the next inspection, so that no subject can predict it."""
         return round(math.exp(self._entropy.uniform(0.0, math.log(MOST_ROUNDS))))
 
     def inspect(
         self, samples_ms: Sequence[Sequence[float]], last_ms: Sequence[Sequence[float]], sampled_s: Callable[[], float]
     ) -> None:
-        """Take a look at every subject, or at those alone for whom the last look left it open.
+        """Inspect every subject, or only the undecided ones if there are any.
 
         Args:
-            samples_ms: of each subject so far.
-            last_ms: of each subject the last two, of rounds between looks too.
+            samples_ms: recorded samples of each subject so far.
+            last_ms: the last two samples of each subject, also from unrecorded rounds.
             sampled_s: time spent sampling so far.
 
         Raises:
-            Misleading: the times of a subject are not those of its work.
+            Misleading: the samples of a subject do not measure its work.
         """
         started = time.perf_counter()
         again = self.undecided
@@ -109,7 +109,7 @@ class Inspections:
         def then_lead(prepare: Callable[[], None]) -> Callable[[], None]:
             def reset() -> None:
                 prepare()
-                # However long the host took, and should it have waited for the device: it is ahead again.
+                # Lead again, however long the host took and even if it has waited for the device.
                 self.stage.lead(LEAD_S)
 
             return reset
@@ -118,8 +118,8 @@ class Inspections:
             dataclasses.replace(subject, reset=then_lead(prepare), callable_untimed=False)
             for prepare in (inspector.disturb, inspector.prepare)
         )
-        # As many calls on known data as nobody can count on: some in a row, of which the last two are compared, and one
-        # after the work that comes before the inspected one.
+        # An unpredictable number of calls on known data: some in a row, of which the last two are compared, and one
+        # after the same preparation as the inspected one.
         known = timer is self.timer and known_ms > LONG_MS and not inspector.undecided
         before = [] if known else [subject] * self._entropy.randint(3, 6) + [ordinary]
         readings = timer.measure(self.stage, [(index, one) for one in (*before, inspected)], LEAD_S, self.announce)

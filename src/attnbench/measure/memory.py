@@ -1,4 +1,4 @@
-"""Peak memory of a call, measured alone: what the call itself allocates at most, at one time."""
+"""Peak memory of a call, measured alone: the most that the call itself has allocated at one time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from attnbench.machine.device import Device
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Bytes above what was allocated when the call began."""
+    """Bytes above those allocated when the call began."""
 
     allocated: int
     reserved: int | None
-    "by the caching allocator, its unused blocks included; None on a CPU, which has none"
+    "by the caching allocator, including its unused blocks; None on a CPU, which has no such allocator"
 
 
 def peak(call: Callable[[], Any], device: Device) -> Peak:
-    """Peak of the allocator during one call.
+    """Measure the allocator's peak during one call.
 
-    On a GPU the caching allocator's own statistics; on a CPU the running sum of the allocations that
-    torch's profiler sees (memory that a library takes elsewhere is not seen).
+    On a GPU the figures are the caching allocator's own statistics.  On a CPU they are the running sum of the
+    allocations that torch's profiler sees; memory that a library allocates by itself is not included.
     """
     return _cpu_peak(call) if not device.on_gpu else _cuda_peak(call, device)
 
@@ -38,12 +38,12 @@ def _cuda_peak(call: Callable[[], Any], device: Device) -> Peak:
     call()
     torch.cuda.synchronize(place)
     most, reserved = (read(place) for read in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved))
-    # Tensors from before may keep larger blocks than they fill: the call can have the rest, which is not its own.
+    # Earlier tensors may occupy only part of their blocks; the call can use the rest, which does not count as its own.
     return Peak(most - before, max(most - before, reserved - held))
 
 
 def _cpu_peak(call: Callable[[], Any]) -> Peak:
-    # The recorder beneath torch.profiler.profile, which imports torch's compiler first: half the start of a worker.
+    # The recorder below torch.profiler.profile: that one imports torch's compiler, half a worker's start-up.
     from torch.autograd.profiler import profile
 
     with profile(profile_memory=True, acc_events=True) as profiler:

@@ -1,4 +1,4 @@
-"""How to sample a group, and when to stop."""
+"""Settings for sampling a group, and when to stop."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ REGIMES = ("burst", "sustained")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """How to sample a group."""
+    """Settings for sampling a group."""
 
     timer: str = "auto"
-    "auto, all, or a timer's name"
+    "auto, all, or the name of a timer"
     l2: str = "auto"
     "auto (cold on a GPU, warm on a CPU), cold, warm"
     regime: str = "burst"
-    "burst (cool, at full clock) or sustained (heated until it settles)"
+    "burst (cool, at full clock) or sustained (under load until the clock settles)"
     warmup: int | None = None
-    "rounds before the first sample; None: by time"
+    "rounds before the first sample; None: for a minimum time"
     iterations: int | None = None
     "rounds; None: until `rel_ci` or `max_seconds`"
     rel_ci: float = 0.01

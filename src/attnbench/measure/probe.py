@@ -1,13 +1,12 @@
 """Two small kernels of the harness: a marker that reads every SM's clock, and a flush of the L2.
 
-The marker runs one program on each SM and writes that SM's cycle counter and the global nanosecond
-timer.  Two markers around a launch give the mean clock of each SM over just that time (the global
-timer ticks every 32 ns on an H200, so 1 % of a 5 µs kernel is in reach), and they fence the launch
-in the stream, so that a profiler's kernel records are attributed by position, never by name.
-Measured on an H200: 0.8 µs a marker.
+The marker runs one program on each SM and writes that SM's cycle counter and the global nanosecond timer.  Two
+markers around a launch give the mean clock of each SM over exactly that time (the global timer ticks every 32 ns
+on an H200, which resolves 1 % of a 5 µs kernel).  They also delimit the launch in the stream, so that a profiler's
+kernel records are attributed by position, never by name.  Measured on an H200: 0.8 µs per marker.
 
 The flush reads a buffer of twice the L2.  Reading leaves clean lines: a flush that writes leaves
-dirty ones, whose eviction the next kernel pays for (8.16 against 8.06 µs on an H200's smallest
+dirty ones, whose eviction delays the next kernel (8.16 instead of 8.06 µs for an H200's smallest
 attention).
 """
 
@@ -43,7 +42,7 @@ def attnbench_marker(stamps_ptr, ticket_ptr, NUM_SMS: tl.constexpr, MAX_SLOTS: t
         pack=1,
     )
     where = stamps_ptr + (slot * NUM_SMS + sm) * 2
-    # PTX promises neither that SM numbers are contiguous nor that they end at the count of SMs.
+    # PTX guarantees neither that SM numbers are contiguous nor that they are below the number of SMs.
     tl.store(where, cycles, mask=sm < NUM_SMS)
     tl.store(where + 1, nanoseconds, mask=sm < NUM_SMS)
 
@@ -55,13 +54,13 @@ def attnbench_flush(buffer_ptr, sink_ptr, num_blocks, BLOCK: tl.constexpr):  # n
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
         total += tl.load(buffer_ptr + block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
     found = tl.sum(total, axis=0)
-    # The buffer is all zeros: never true, but it keeps the loads alive.
+    # The buffer is all zeros: the condition is never true, but it keeps the loads from being removed.
     if found != 0:
         tl.store(sink_ptr, found)
 
 
 class Marker:
-    """Stamps of SM clocks in stream order, `slots` of them between two calls of `start`."""
+    """Writes SM clock stamps in stream order, at most `slots` between two calls of `start`."""
 
     def __init__(self, device: Device, slots: int = 2048) -> None:
         import torch
@@ -75,16 +74,16 @@ class Marker:
         )
 
     def start(self) -> None:
-        """Forget earlier stamps."""
+        """Discard earlier stamps."""
         self._stamps.zero_()
         self._ticket.zero_()
 
     def __call__(self) -> None:
-        """Put a stamp into the current stream."""
+        """Queue a stamp on the current stream."""
         self._launch()
 
     def sm_mhz(self, count: int) -> list[float | None]:
-        """Mean SM clock between stamps 2i and 2i+1, for `count` pairs; synchronises."""
+        """Return the mean SM clock between stamps 2i and 2i+1, for `count` pairs; synchronises."""
         stamps = self._stamps[: 2 * count].cpu().view(count, 2, self.num_sms, 2)
         seen = (stamps != 0).all(dim=-1).all(dim=1)  # [count, SMs]: stamped at both ends
         spent = (stamps[:, 1] - stamps[:, 0]).double()  # [count, SMs, (cycles, ns)]
@@ -97,7 +96,7 @@ class Marker:
 
 
 class Flush:
-    """Fills the L2 with clean lines of a buffer nobody else reads."""
+    """Fills the L2 with clean lines of a buffer that nothing else reads."""
 
     def __init__(self, device: Device, l2_bytes: int) -> None:
         import torch
@@ -110,12 +109,12 @@ class Flush:
         self._launch = _launcher(attnbench_flush, grid, self._buffer, self._sink, blocks, BLOCK=FLUSH_BLOCK)
 
     def __call__(self) -> None:
-        """Put a flush into the current stream."""
+        """Queue a flush on the current stream."""
         self._launch()
 
 
 def _launcher(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **constants: Any) -> Any:
-    """Compile once and return a launch without the Python binder's cost (17 µs a call on an H200's host)."""
+    """Compile once and return a launcher that bypasses Triton's Python binder (17 µs a call on an H200's host)."""
     compiled = kernel[grid](*arguments, **constants)
     run = compiled[grid]
     positional = (*arguments, *constants.values())

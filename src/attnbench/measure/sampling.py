@@ -1,13 +1,13 @@
 """Samples of several closures, taken in turn.
 
-One round calls every subject once, in an order that is random but balanced (no subject is more
-often first, and none follows the same one more often), so that a clock that drifts, a card that
-heats up and a neighbour that wakes touch all alike, and the ratio of two samples of one round is
-free of them.  Rounds are queued in batches behind a backlog (`stage`), read by a timer (`timer`),
-and go on until what was asked for is known (`stats.stopping`).
+One round calls every subject once, in an order that is random but balanced: no subject is first more often than
+another, and none follows the same one more often.  A drifting clock, a card that heats up or another process on the
+machine therefore affects all subjects alike, and the ratio of two samples of one round is free of such effects.
+Rounds are queued in batches behind a backlog (`stage`), read by a timer (`timer`), and continue until the requested
+precision is reached (`stats.stopping`).
 
 Between batches, at moments drawn from the operating system's entropy, each subject that has an
-inspector (`subject`) is looked at in a sample of its own, which is not recorded.
+inspector (`subject`) is inspected in a sample of its own, which is not recorded.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ from attnbench.stats.stopping import StopRule
 from attnbench.stats.summary import FEWEST_FOR_INTERVAL
 
 WARMUP_S = 0.03
-"""Untimed calls before the first sample, at least, where no count is asked for."""
+"""Least duration of the untimed calls before the first sample, where no count is set."""
 HEAT_S = 1.0
-"""Untimed load before sustained samples: on an H200 the clock has settled after half of it."""
+"""Duration of the untimed load before sustained samples: on an H200 the clock has settled after half of it."""
 BATCH_S = 0.04
-"""Host or device time of a batch: long enough to pay for starting a profiler, short enough to look in between."""
+"""Host or device time of a batch: long compared with starting a profiler, short enough for checks in between."""
 COOL = 0.985
-"""Burst samples want the clock within this share of where the cool card had it; below it the sampler pauses."""
+"""In the burst regime the sampler pauses while the clock is below this share of the cool card's."""
 PAUSE_S = 0.1
 BUSY = 0.5
-"""Share of the time that kernels must run before the card can be at its power limit."""
+"""Least share of the time that kernels must run for the card to be possibly at its power limit."""
 OWN = 0.02
-"""Share of a sample from which on the timer's own part is said."""
+"""Share of a sample from which the timer's own overhead is noted."""
 LEAD_S = 1e-3
 """Head start of the host in every batch: the first launches after a pause are slow."""
 LATE = 0.05
-"""Share of samples in which the host may be late before the record says so."""
+"""Share of samples in which the host may be late before it is noted."""
 DISAGREE = 0.05
-"""Timers whose medians are further apart than this are flagged."""
+"""Timers whose medians differ by more than this share are flagged."""
 YARDSTICK_ROUNDS = 30
-"""Rounds that yardsticks take part in, at least: the first ones."""
+"""Least number of rounds that yardsticks take part in: the first ones."""
 YARDSTICK_SHARE = 0.05
-"""Share of the subjects' time that yardsticks take in later rounds, at most: where they are long beside short
-subjects, they leave rounds out."""
+"""Upper limit of the yardsticks' share of the subjects' time in later rounds: yardsticks that are long compared with
+the subjects skip rounds."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Timing:
-    """What was sampled of one subject, in the order of measuring."""
+    """Samples of one subject, in the order of measuring."""
 
     name: str
     timer: str
@@ -80,31 +80,31 @@ class Timing:
     kernels: tuple[str, ...] = ()
     kernel_launches: tuple[int, ...] = ()
     kernel_ms: tuple[float, ...] = ()
-    "of one call: names in order of their first launch, how often each is launched, the time of all its launches"
+    "of one call: kernel names in order of their first launch, launches of each, total time of its launches"
     notes: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True, slots=True)
 class GroupTiming:
-    """A sampled group: one timing a subject (in the subjects' order), by each timer asked for."""
+    """Samples of a group: one timing per subject (in the subjects' order), by each requested timer."""
 
     timings: list[Timing]
     by_timer: dict[str, list[Timing]] = field(default_factory=dict)
     "with timer=all: every timer that could time all subjects"
     yardsticks: list[Timing] = field(default_factory=list)
-    "of those that the timer could time, by the timer of `timings`"
+    "of the yardsticks that the timer could time, by the timer of `timings`"
     power: PowerSeries | None = None
     sampling_s: float = 0.0
-    "wall time spent taking samples, without inspections"
+    "wall time spent sampling, without inspections"
 
 
 Announce = Callable[[int, str], None]
 Ending = Callable[[bool], bool]
-"""Told after each batch whether with one more round there are samples enough; True: the run is to end."""
+"""Called after each batch with whether one more round would give enough samples; returns True if the run is to end."""
 
 
 class Interrupted(Exception):
-    """The run is to end, and there are fewer samples than an interval of the median needs."""
+    """The run is to end, with fewer samples than an interval of the median needs."""
 
 
 def sample(
@@ -120,16 +120,16 @@ def sample(
 
     Args:
         subjects: competitors; each must have been called once before (compiled, checked).
-        device: what is measured on.
-        plan: how, and when to stop.
-        announce: called with (index of the subject, phase) before each turn; a yardstick's is not announced.
-        yardsticks: sampled in the same rounds, each at a place drawn at random; they have no part in the order
-            of the subjects or in when to stop.
-        ending: whether to stop after the round in hand, and be inspected.
+        device: where they run.
+        plan: settings and stopping rule.
+        announce: called with (index of the subject, phase) before each turn, but not for yardsticks.
+        yardsticks: sampled in the same rounds, each at a random place; they affect neither the order of the
+            subjects nor when to stop.
+        ending: called after each batch; whether to stop after the current round and its inspection.
 
     Raises:
-        Interrupted: it was to stop before there were enough samples.
-        UsageError: an unknown timer, cache state or regime, or one the device has not.
+        Interrupted: sampling had to stop before there were enough samples.
+        UsageError: an unknown timer, cache state or regime, or one that the device does not have.
         Unavailable: the timer does not work here, or (`Untimed`) cannot time one of the subjects.
     """
     if plan.timer != "all":
@@ -183,7 +183,7 @@ def _sample(
 
 
 class _Sampler:
-    """One group under one timer."""
+    """Samples one group with one timer."""
 
     def __init__(
         self,
@@ -203,21 +203,21 @@ class _Sampler:
         )
         self.readings: list[list[Reading]] = [[] for _ in self.everyone]
         self.last_ms: list[list[float]] = [[] for _ in subjects]
-        "of each subject its last two samples, recorded or not"
+        "the last two samples of each subject, recorded or not"
         self.rounds: list[list[int]] = [[] for _ in self.everyone]
         self.rng = random.Random(plan.seed)
         self.yardstick_every = 1
-        "rounds from one with yardsticks to the next"
+        "yardsticks are in every such round"
         self.begun = 0.0
         self.host_s = 0.0
-        "host time to queue one sample, from the last batch"
+        "host time to queue one sample, in the last batch"
         self.round_s = 0.0
-        "wall time of one round, from the last batch"
+        "wall time of one round, in the last batch"
         self.orders = self._orders()
         self.cool_mhz = 0.0
         self.last_mhz: list[float] = []
         self.device_s = [0.0] * len(self.everyone)
-        "device time of one sample of each, from the last batch with one"
+        "device time of one sample of each, in the last batch that contained it"
         self.batch_s = BATCH_S
         self.inspections = Inspections(subjects, timer, stage, announce)
 
@@ -226,7 +226,7 @@ class _Sampler:
         return time.perf_counter() - self.begun - self.inspections.spent_s
 
     def warm_up(self) -> None:
-        """Untimed rounds: as many as asked for, or until clocks and caches have settled."""
+        """Run untimed rounds: the number set, or until clocks and caches have settled."""
         plan = self.plan
         if plan.regime == "sustained" and self.stage.kind == "cuda":
             run_untimed(self.stage, self.subjects, HEAT_S)
@@ -245,7 +245,7 @@ class _Sampler:
         self._cut_short()
 
     def run(self) -> str:
-        """Sample until the rule says why to stop, and on while an inspection is undecided, without recording it."""
+        """Sample until the stopping rule gives a reason; go on without recording while an inspection is undecided."""
         why: str | None = None
         while True:
             done, before_s = len(self.readings[0]), self.spent_s()
@@ -263,10 +263,10 @@ class _Sampler:
             self._cool()
 
     def _cut_short(self, why: str | None = None) -> str | None:
-        """Why to stop, where the run is to end and nothing else was `why`.
+        """Return the reason to stop: `why`, or interruption where the run is to end.
 
         Raises:
-            Interrupted: it is to end, and there are not enough samples.
+            Interrupted: the run is to end, and there are not enough samples.
         """
         rounds = len(self.readings[0])
         soon = rounds + 1 >= FEWEST_FOR_INTERVAL
@@ -277,7 +277,7 @@ class _Sampler:
         return INTERRUPTED if rounds >= FEWEST_FOR_INTERVAL else None
 
     def timing(self, index: int, stopped_by: str) -> Timing:
-        """Everything sampled of one subject, or of a yardstick (they stand behind)."""
+        """Return all samples of one subject or yardstick (yardsticks come after the subjects)."""
         readings, stage = self.readings[index], self.stage
         busy = [r.busy_ms for r in readings if r.busy_ms is not None]
         host = [r.host_ms for r in readings if r.host_ms is not None]
@@ -308,9 +308,9 @@ class _Sampler:
             seed += 1
 
     def _fit(self, rounds: int, *, hurried: bool = True) -> int:
-        """At most `rounds`, and no more than fit a batch, the marker's slots and, if hurried, the seconds left."""
+        """Limit `rounds` to the length of a batch, the marker's slots and, if `hurried`, the seconds left."""
         if not self.round_s:
-            return 1  # how far the host must be ahead of a longer batch is not known yet
+            return 1  # how far the host must be ahead of a longer batch is still unknown
         seconds = self.batch_s
         if hurried and self.begun and self.plan.iterations is None:
             seconds = min(seconds, self.plan.max_seconds - self.spent_s())
@@ -341,10 +341,10 @@ class _Sampler:
             for (index, _), reading in zip(batch, readings, strict=True)
             if reading.sm_mhz and index < len(self.subjects)
         ]
-        gc.collect(0)  # what the batch left in circles; nothing else collects while the group is sampled
+        gc.collect(0)  # reference cycles of the batch; automatic collection is off while the group is sampled
 
     def _order(self, number: int) -> list[int]:
-        """Who is sampled in a round, in turn: yardsticks between the subjects, anywhere."""
+        """Return the order of one round: subjects balanced, yardsticks inserted at random places."""
         order = list(next(self.orders))
         if number < YARDSTICK_ROUNDS or number % self.yardstick_every == 0:
             for index in range(len(self.subjects), len(self.everyone)):
@@ -352,7 +352,7 @@ class _Sampler:
         return order
 
     def _announce_subject(self, index: int, phase: str) -> None:
-        """A yardstick is never announced: a failure in its turn was started by a subject before it."""
+        """Announce a subject but not a yardstick: the work that fails in its turn was queued by a subject before it."""
         if index < len(self.subjects):
             self.announce(index, phase)
 
@@ -366,12 +366,12 @@ class _Sampler:
         self.device_s = [
             total / count if count else before for total, count, before in zip(sums, counts, self.device_s, strict=True)
         ]
-        apart = max(0.0, elapsed_s - sum(sums)) / len(batch)  # what a sample takes beside the call: a flush, markers
+        apart = max(0.0, elapsed_s - sum(sums)) / len(batch)  # overhead of a sample: a flush, markers
         costs, own = [apart + one for one in self.device_s], len(self.subjects)
         self.yardstick_every = max(1, math.ceil(sum(costs[own:]) / (YARDSTICK_SHARE * sum(costs[:own]) or math.inf)))
 
     def _lead_s(self, order: Sequence[int]) -> float:
-        """How long the device must be held so that the host is ahead at every sample of the batch, in its order."""
+        """Return how long the device must be held so that the host is ahead at every sample of the batch."""
         if self.stage.kind != "cuda":
             return 0.0
         if self.host_s == 0.0:
@@ -383,10 +383,10 @@ class _Sampler:
         return LEAD_S + 1.15 * most
 
     def _cool(self) -> None:
-        """In the burst regime, pause while the card holds its clock below what it had when it was cool.
+        """In the burst regime, pause while the card's clock is lower than when it was cool.
 
-        The reference is the group's own best batch and not the data sheet: a short kernel with gaps
-        never sees the highest clock, is far from the power limit, and pausing would only let its clock sink.
+        The reference is the group's own best batch and not the data sheet: a short kernel with gaps never reaches the
+        highest clock and is far from the power limit, and during a pause its clock would only drop.
         """
         if self.plan.regime != "burst" or not self.last_mhz:
             return
@@ -413,7 +413,7 @@ def _notes(readings: Sequence[Reading], own_ms: float) -> Iterator[str]:
 
 
 def _kernels(readings: Sequence[Reading]) -> dict[str, list[float]]:
-    """Kernels of a call by name, with the median time of each launch; a model's step has thousands of launches."""
+    """Return the kernels of a call by name, with the median time of each launch; a model's step has thousands."""
     found: dict[str, list[float]] = {}
     if readings:
         alike = [r.kernel_ms for r in readings if r.kernels == readings[0].kernels]
@@ -438,7 +438,7 @@ def _disagreements(timings: Sequence[Timing]) -> Iterator[str]:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A collection in the middle of a batch would make the host late."""
+    """Switch automatic garbage collection off: in the middle of a batch it would make the host late."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -1,9 +1,9 @@
-"""The stage of a group: what a device needs so that one launch can be sampled like another.
+"""The stage of a group: the state of a device that makes samples of different launches comparable.
 
-A sample is *make ready* (reset what keeps state, put the caches into the declared state), then the
-call.  On a GPU the call stands between two markers of the clock probe, and the host runs ahead of
-the device: a spin kernel holds the stream (`lead`) while the calls of a batch are queued, so that
-what is measured is the device's time and not the host's way to it.
+Before a sample, the stage resets a stateful subject and puts the caches into the declared state; then it makes the
+call.  On a GPU the call stands between two markers of the clock probe, and the host runs ahead of the device: a spin
+kernel blocks the stream (`lead`) while the calls of a batch are queued, so that the sample is the device's time and
+does not include the host's launch path.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 L2_STATES = ("auto", "cold", "warm")
 MAX_BATCH = 512
-"""Samples between two synchronisations, at most: the marker has a slot for each end of each."""
+"""Upper limit of samples between two synchronisations: the marker has a slot for both ends of each."""
 MAX_LEAD_S = 0.25
 
 
 class Stage(ABC):
-    """A device made ready for sampling.  Use as a context manager."""
+    """A device prepared for sampling.  Use as a context manager."""
 
     device: Device
     kind: ClassVar[str]
@@ -38,9 +38,9 @@ class Stage(ABC):
 
     def __init__(self) -> None:
         self.kept: dict[object, Any] = {}
-        "what a timer keeps between batches of this stage (captured graphs)"
+        "objects that a timer keeps between batches of this stage (captured graphs)"
         self.queued_s = 0.0
-        "host time from `begin` to the first `end` after it: how long it took to queue the batch"
+        "host time from `begin` to the first `end` after it: the time to queue the batch"
         self._begun: float | None = None
 
     def __enter__(self) -> Stage:
@@ -48,17 +48,17 @@ class Stage(ABC):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release what the harness holds on the device."""
+        """Release the memory that the harness holds on the device."""
         self.kept.clear()
 
     def flush(self) -> None:  # noqa: B027 (a device without a cold state has nothing to do)
-        """Put the cache into the declared state where that takes no call of the subject (cold)."""
+        """Put the cache into the declared state where that needs no call of the subject (cold)."""
 
     def lead(self, seconds: float) -> None:  # noqa: B027 (a device that queues nothing has no backlog)
-        """Hold the device, so that the host gets ahead of it."""
+        """Block the device, so that the host gets ahead of it."""
 
     def begin(self, lead_s: float) -> None:
-        """Start a batch; hold the device for `lead_s` so that the host gets ahead."""
+        """Start a batch; block the device for `lead_s` so that the host gets ahead."""
         self._begun = time.perf_counter()
 
     @abstractmethod
@@ -67,20 +67,20 @@ class Stage(ABC):
 
     @abstractmethod
     def mark(self) -> None:
-        """Fence one end of a sample."""
+        """Mark one end of a sample."""
 
     def end(self) -> None:
-        """Wait for everything that was started."""
+        """Wait for all work that was started."""
         if self._begun is not None:
             self.queued_s, self._begun = time.perf_counter() - self._begun, None
 
     @abstractmethod
     def sm_mhz(self, count: int) -> list[float | None]:
-        """Mean SM clock during each sample of the batch; None where it is not known."""
+        """Return the mean SM clock during each sample of the batch; None where it is unknown."""
 
 
 class CpuStage(Stage):
-    """The CPU: nothing to queue, caches as the calls leave them."""
+    """The CPU: nothing is queued, and caches stay as the calls leave them."""
 
     kind = "cpu"
 
@@ -96,10 +96,10 @@ class CpuStage(Stage):
             subject.reset()
 
     def mark(self) -> None:
-        """Nothing to fence."""
+        """Do nothing: calls of a CPU need no markers."""
 
     def sm_mhz(self, count: int) -> list[float | None]:
-        """A CPU has no SMs."""
+        """Return None for each sample: a CPU has no SMs."""
         return [None] * count
 
 
@@ -119,7 +119,7 @@ class CudaStage(Stage):
         if self.l2 == "cold" and size is None:
             raise Unavailable(f"{device}: l2=cold needs the size of the L2, which the driver does not say; --l2 warm")
         self._current: Any = torch.cuda.device(str(device))
-        # triton compiles and launches for the current device, wherever the tensors are
+        # Triton compiles and launches for the current device, wherever the tensors are.
         with torch.cuda.device(str(device)):
             self._flush: Any = Flush(device, size) if size else None
             self._marker = Marker(device, slots=2 * MAX_BATCH)
@@ -127,7 +127,7 @@ class CudaStage(Stage):
         synchronize(device)
 
     def __enter__(self) -> CudaStage:
-        """Make the device the current one, whose current stream is measured."""
+        """Make the device current; its current stream is measured."""
         self._current.__enter__()
         return self
 
@@ -139,21 +139,21 @@ class CudaStage(Stage):
         del self._marker
 
     def begin(self, lead_s: float) -> None:
-        """Start a batch behind a spin kernel of `lead_s`."""
+        """Start a batch behind a spin kernel that runs for `lead_s`."""
         self._marker.start()
         synchronize(self.device)
         self.lead(lead_s)
         super().begin(lead_s)
 
     def lead(self, seconds: float) -> None:
-        """Put a spin kernel into the stream."""
+        """Queue a spin kernel on the stream."""
         import torch
 
         if seconds > 0:
             torch.cuda._sleep(int(min(seconds, MAX_LEAD_S) * self._cycles_per_s))
 
     def ready(self, subject: Subject) -> None:
-        """Reset; then flush the L2 (cold) or let the subject fill it by a call of its own (warm)."""
+        """Reset the subject; then flush the L2 (cold) or let a call of the subject fill it (warm)."""
         if subject.reset:
             subject.reset()
         if self.l2 == "warm" and subject.callable_untimed:
@@ -164,12 +164,12 @@ class CudaStage(Stage):
             self._flush()
 
     def flush(self) -> None:
-        """Put a flush of the L2 into the stream (cold)."""
+        """Queue a flush of the L2 on the stream (cold)."""
         if self.l2 == "cold":
             self._flush()
 
     def mark(self) -> None:
-        """Stamp every SM's clock."""
+        """Queue a stamp of every SM's clock."""
         self._marker()
 
     def end(self) -> None:
@@ -178,19 +178,19 @@ class CudaStage(Stage):
         synchronize(self.device)
 
     def sm_mhz(self, count: int) -> list[float | None]:
-        """From the markers at both ends of each sample."""
+        """Compute the clocks from the markers at both ends of each sample."""
         return self._marker.sm_mhz(count)
 
 
 def open_stage(device: Device, l2: str) -> Stage:
-    """The stage for a device.
+    """Return the stage for a device.
 
     Args:
-        device: what is measured on.
+        device: where the group runs.
         l2: auto, cold or warm.
 
     Raises:
-        UsageError: unknown cache state, or one this device has not.
+        UsageError: unknown cache state, or one that this device does not have.
         Unavailable: the device is not there.
     """
     if l2 not in L2_STATES:
@@ -199,7 +199,7 @@ def open_stage(device: Device, l2: str) -> Stage:
 
 
 def synchronize(device: Device) -> None:
-    """Wait for everything a device was given; a CPU has nothing to wait for."""
+    """Wait for all work queued on a device; on a CPU nothing is queued."""
     if device.on_gpu:
         import torch
 
@@ -220,5 +220,5 @@ def run_untimed(stage: Stage, subjects: Sequence[Subject], seconds: float) -> No
 def _max_clock_khz(device: Device) -> float:
     import torch
 
-    # torch's clock_rate is the SM's highest; where a build has it not, 2 GHz: the spin only has to be long enough.
+    # torch's clock_rate is the SM's highest clock; builds without it get 2 GHz, as the spin only has to be long enough.
     return float(getattr(torch.cuda.get_device_properties(str(device)), "clock_rate", 0) or 2_000_000)

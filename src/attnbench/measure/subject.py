@@ -1,4 +1,4 @@
-"""What is sampled: a closure and what the harness may do around it."""
+"""Subjects of sampling: a closure each, and what the harness may do around its calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnbench.errors import AttnbenchError
 
 
 class Misleading(AttnbenchError):
-    """The times of a subject are not those of its work."""
+    """The samples of a subject do not measure its work."""
 
     def __init__(self, subject: str, reason: str) -> None:
         super().__init__(reason)
@@ -18,47 +18,47 @@ class Misleading(AttnbenchError):
 
 
 class Inspector(Protocol):
-    """Looks at single samples of one subject: was the work done, all of it, and inside the sample?"""
+    """Inspects single samples of one subject: was all the work done, and inside the sample?"""
 
     @property
     def undecided(self) -> bool:
-        """Whether more looks are needed, each after further samples."""
+        """Whether more inspections are needed, each after further samples."""
         ...
 
     def disturb(self) -> None:
-        """Right before an ordinary sample, untimed: reset, and what `prepare` does to caches, without new data."""
+        """Untimed, right before an ordinary sample: reset, and change the caches as `prepare` does, but no data."""
         ...
 
     def prepare(self) -> None:
-        """Right before a sample, untimed: reset, load data never seen, spoil old outputs; queues work on a GPU."""
+        """Untimed, right before a sample: reset, load new data, overwrite old outputs; on a GPU this is queued."""
         ...
 
     def finish(self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
-        """Right after it: look at the outputs, and leave the subject as it was before `prepare`.
+        """Right after the sample: check the outputs, and restore the subject's state before `prepare`.
 
         Args:
-            recorded_ms: mean of the last two samples of the subject before this look; None where no look can be taken
-                by the group's timer.
-            repeated_ms: mean of two samples of the subject, the last of a few in a row as they are recorded.
-            ordinary_ms: a sample of it after `disturb`, taken between those and the last.
+            recorded_ms: mean of the last two samples of the subject before this inspection; None where the group's
+                timer cannot time an inspection.
+            repeated_ms: mean of the last two of a few samples taken in a row, as recorded ones are.
+            ordinary_ms: a sample after `disturb`, taken between those and the last.
             new_ms: the sample after `prepare`.
 
         Returns:
-            Words for why the subject's times are not those of its work; None where they may be.
+            Why the subject's samples do not measure its work; None where nothing shows that.
         """
         ...
 
 
 @dataclass(kw_only=True, slots=True)
 class Subject:
-    """One competitor: a closure ready to be called again and again."""
+    """One competitor: a closure that can be called repeatedly."""
 
     name: str
     call: Callable[[], Any]
     reset: Callable[[], None] | None = None
     "untimed, before each sample"
     reported_ms: Callable[[], float] | None = None
-    "the kernel's own figure for the last call"
+    "the kernel's own time of the last call"
     capturable: bool = True
     "may be recorded in a CUDA graph"
     callable_untimed: bool = True

@@ -1,4 +1,4 @@
-"""What a timer is, and how one is found and chosen."""
+"""The interface of a timer, and how timers are found and chosen."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from attnbench.measure.subject import Subject
 
 AUTO = {"cuda": ("cupti", "events"), "cpu": ("wall",)}
-"""What `--timer auto` tries, best first."""
+"""Timers that `--timer auto` tries, best first."""
 EXTRA = "ATTNBENCH_TIMERS"
-"""Environment variable: files with further timers, separated like PATH."""
+"""Environment variable: paths of files with further timers, separated as in PATH."""
 
 
 class Untimed(Unavailable):
@@ -38,23 +38,23 @@ class Untimed(Unavailable):
 
 @dataclass(slots=True)
 class Reading:
-    """One sample as a timer read it."""
+    """One sample as read by a timer."""
 
     ms: float
     at_s: float | None = None
-    "seconds on the host's monotonic clock; None: the sampler's own time of the batch"
+    "seconds on the host's monotonic clock; None: the sampler's time of the batch"
     sm_mhz: float | None = None
     busy_ms: float | None = None
     host_ms: float | None = None
     kernels: tuple[str, ...] = ()
     kernel_ms: tuple[float, ...] = ()
-    "of each of them"
+    "of each kernel"
     waited: bool = False
-    "the host was late: the device stood still inside the sample"
+    "the host was late: the device was idle inside the sample"
 
 
 class Timer(ABC):
-    """One way of timing a batch of calls.  A timer is one file in `measure/timers/`."""
+    """One method of timing a batch of calls.  A timer is one file in `measure/timers/`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -62,12 +62,12 @@ class Timer(ABC):
     tick_ms: ClassVar[float] = 0.0
     "smallest step of a reading"
     device_time: ClassVar[bool] = True
-    "reads the device's time alone, so that two such timers ought to agree"
+    "reads device time only; the medians of two such timers are expected to agree"
     inspects: ClassVar[bool] = True
-    "times a single call after a reset of its own; not one that replays what it recorded, or is told its readings"
+    "times a single call after a reset of its own; False for one that replays a recording or is given its readings"
 
     def probe(self, device: Device) -> None:
-        """Whether this timer works here.
+        """Check that this timer works here.
 
         Raises:
             Unavailable: with the reason.
@@ -79,11 +79,11 @@ class Timer(ABC):
             )
 
     def accepts(self, subject: Subject) -> str | None:
-        """Why this timer cannot time this subject, or None."""
+        """Return why this timer cannot time this subject, or None."""
         return None
 
     def own_ms(self, stage: Stage) -> float:
-        """What of a reading is the timer's own, where that is known: it is said beside short samples."""
+        """Return the timer's known share of a reading; it is noted beside short samples."""
         return 0.0
 
     @abstractmethod
@@ -92,17 +92,17 @@ class Timer(ABC):
     ) -> list[Reading]:
         """Time each (index, subject) of the batch, in order.
 
-        `announce(index, phase)` is called before each subject's turn: the last word of a worker
-        that dies says whom to blame.
+        `announce(index, phase)` is called before each subject's turn, so that a crash can be attributed
+        to the last subject announced.
         """
 
 
 @cache
 def all_timers() -> dict[str, Timer]:
-    """Every timer of `measure/timers/` and of the files named by ATTNBENCH_TIMERS.
+    """Return every timer of `measure/timers/` and of the files named by ATTNBENCH_TIMERS.
 
     Raises:
-        UsageError: two timers of one name, or a file that does not import.
+        UsageError: two timers have the same name, or a file cannot be imported.
     """
     import attnbench.measure.timers as room
 
@@ -120,11 +120,11 @@ def all_timers() -> dict[str, Timer]:
 
 
 def choose(name: str, device: Device) -> Timer:
-    """The timer of that name; for auto the best that works on the device.
+    """Return the timer of that name; for auto the best that works on the device.
 
     Raises:
         UsageError: no such timer.
-        Unavailable: asked for by name, and it does not work here; or none does.
+        Unavailable: the named timer does not work here; for auto, none does.
     """
     timers = all_timers()
     if name != "auto":
@@ -144,7 +144,7 @@ def choose(name: str, device: Device) -> Timer:
 
 
 def available(device: Device) -> list[Timer]:
-    """Every timer that works on the device, the one auto takes first."""
+    """Return every timer that works on the device, the first choice of auto first."""
     first = choose("auto", device)
     found = [first]
     for timer in all_timers().values():

@@ -1,4 +1,4 @@
-"""From what was sampled to the block of a record."""
+"""Conversion of samples to the time block of a record."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnbench.stats.summary import summarise
 
 
 def to_time(timing: Timing, setup_ms: float | None = None, first_call_ms: float | None = None) -> Time:
-    """A `Time` with every statistic computed from the timing's samples."""
+    """Return a `Time` with all statistics of the timing's samples."""
     statistics: dict[str, Any] = summarise(timing.samples_ms, tick=timing.tick_ms).in_ms()
     return Time(
         timer=timing.timer,

@@ -1,13 +1,11 @@
 """Yardsticks: known pieces of work that every group times in its rounds, beside the backends.
 
-What takes a yardstick longer is the machine's doing, whoever's code changed: `verdict` parts machine
-from code by it.  There are two, because machines change in two ways: a matmul follows the clock of the
-cores, a copy the memory.
+When a yardstick takes longer, the machine has changed, not the code: `verdict` uses them to separate the two.  There
+are two, because machines change in two ways: a matmul follows the clock of the cores, a copy follows the memory.
 
-Their sizes are fixed, whatever the case: two runs can only be held against each other by the same work.
-So is the type: fp16 on a GPU and fp32 on a CPU multiply on every card and processor in the type that is
-quick there, under no switch (TF32) of the process.  A call takes 20-100 µs: long beside the resolution
-of every timer, short beside a group.
+Their sizes are the same for every case, because two runs can only be compared by the same work.  So is the type: fp16
+on a GPU and fp32 on a CPU are fast on every card and processor, and no switch of the process (TF32) affects them.  A
+call takes 20-100 µs: long compared with the resolution of every timer, short compared with a group.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ WHAT, MATMUL, COPY = "yardstick", "matmul", "copy"
 SIDE = {"cpu": 128, "cuda": 2048}
 """Rows and columns of the square matrices."""
 COPIED = {"cpu": 2 * 2**20, "cuda": 64 * 2**20}
-"""Bytes of the buffer that is copied: on a GPU more than its L2 holds, on a CPU more than a core's own caches."""
+"""Bytes of the buffer that is copied: more than the L2 of a GPU, or the private caches of a CPU core, can hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,14 +36,14 @@ class KnownWork:
     flops: int
     "of one call"
     bytes: int
-    "read and written by one call, each operand once"
+    "read and written by one call, each operand counted once"
 
 
 def yardsticks(device: Device) -> tuple[KnownWork, ...]:
-    """The yardsticks of a device, each called once; none where a GPU has no room for their operands (152 MiB).
+    """Return the yardsticks of a device, each called once; none where a GPU has no room for their operands (152 MiB).
 
     Args:
-        device: what is measured on.
+        device: where the group runs.
     """
     import torch
 
@@ -64,12 +62,12 @@ def _made(device: Device) -> tuple[KnownWork, ...]:
 
     kind = device.kind
     dtype = torch.float16 if kind == "cuda" else torch.float32
-    generator = torch.Generator(device=str(device)).manual_seed(0)  # the process's own random state stays as it was
+    generator = torch.Generator(device=str(device)).manual_seed(0)  # leaves the process's random state unchanged
     side, size = SIDE[kind], dtype.itemsize
     a, b, out = (torch.randn((side, side), device=str(device), dtype=dtype, generator=generator) for _ in range(3))
     source = torch.randn(COPIED[kind] // 4, device=str(device), generator=generator)
     target = torch.empty_like(source)
-    # Bound here: a backend that replaces torch.matmul does not change the yardstick.
+    # Bound here, so that a backend that replaces torch.matmul does not change the yardstick.
     return (
         KnownWork(
             subject=Subject(name=f"{WHAT} {MATMUL}", call=partial(torch.matmul, a, b, out=out)),
@@ -83,11 +81,11 @@ def _made(device: Device) -> tuple[KnownWork, ...]:
 
 
 def measured(known: Sequence[KnownWork], timings: Sequence[Timing]) -> dict[str, Yardstick]:
-    """What a record keeps of the yardsticks that were sampled, by name.
+    """Return what a record keeps of the sampled yardsticks, by name.
 
     Args:
         known: from `yardsticks`.
-        timings: `GroupTiming.yardsticks`; a timer that could not time one of them has none of it.
+        timings: `GroupTiming.yardsticks`; without those that the timer could not time.
     """
     by_name = {timing.name: timing for timing in timings if timing.samples_ms}
     return {
@@ -98,10 +96,10 @@ def measured(known: Sequence[KnownWork], timings: Sequence[Timing]) -> dict[str,
 
 
 def matmul_tflops(found: Mapping[str, Yardstick]) -> float | None:
-    """TFLOP/s of the shortest of a record's matmul samples; None where there is none.
+    """Return the TFLOP/s of a record's fastest matmul sample; None where there is none.
 
-    A ceiling is a maximum, so not of the median.  A matmul of this size does not fill a machine of many
-    cores: a kernel of larger work may pass it there.
+    A ceiling is a maximum, so the median is not used.  A matmul of this size does not fill a machine of many
+    cores: a kernel with more work may exceed it there.
     """
     shortest = min(found[MATMUL].samples_ms, default=0.0) if MATMUL in found else 0.0
     return found[MATMUL].flops / shortest / 1e9 if shortest > 0.0 else None

@@ -1,1 +1,1 @@
-"""Whole models whose attention is pluggable; of our own code they may import the kernels alone."""
+"""Whole models with exchangeable attention; of attnbench's code they may import only the kernels."""

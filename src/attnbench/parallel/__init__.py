@@ -1,1 +1,1 @@
-"""Attention of one problem over several devices: who has which rows, what the ranks exchange, and their processes."""
+"""Attention of one problem over several devices: distribution of rows, communication schemes, and rank processes."""

@@ -1,4 +1,4 @@
-"""Attention of one rank to what it has: our kernels on a GPU, the textbook's steps in PyTorch on a CPU.
+"""Attention of one rank over its own rows: our kernels on a GPU, plain PyTorch operations on a CPU.
 
 Letters: Tq, Tk packed rows of queries and keys, H query heads, G KV heads, D head dim.
 """
@@ -16,14 +16,14 @@ from attnbench.parallel.problem import HSTU, Problem
 
 
 class Sequences:
-    """Rows of packed queries and keys, sequence by sequence; its offsets are made on the device once.
+    """Lengths of packed sequences of queries and keys; offsets on the device are created once.
 
-    A sequence's last query stands at its last key: bottom-right.
+    A sequence's last query is aligned with its last key (bottom-right).
 
     Args:
         queries: rows of each.
-        keys: the same of keys; None: as many.
-        device: where the offsets go.
+        keys: the same for keys; None: equal to `queries`.
+        device: of the offsets.
     """
 
     def __init__(self, queries: Sequence[int], keys: Sequence[int] | None = None, *, device: torch.device) -> None:
@@ -53,18 +53,18 @@ class Sequences:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, *, causal: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Attend, with the problem's function and scale.
+    """Compute attention with the problem's function and scale.
 
     Args:
-        q: [Tq, H, D] of any strides but the last.
+        q: [Tq, H, D] with any strides but a contiguous last dimension.
         k: [Tk, G, D].
         v: [Tk, G, D].
-        of: the sequences in them.
+        of: their sequences.
         problem: function, scale, divisor.
         causal: hide keys after a query's own position.
 
     Returns:
-        out [Tq, H, D]; and lse, fp32 [H, Tq], -∞ of a query that sees no key; None of HSTU.
+        out [Tq, H, D]; and lse, fp32 [H, Tq], -∞ for a query that sees no key; None for HSTU.
     """
     if of.empty or not any(of.keys):
         return q.new_zeros(q.shape), None if problem.function == HSTU else q.new_full(
@@ -84,7 +84,7 @@ def _flash(
         batch = len(of.queries)
         q, k, v = (x.unflatten(0, (batch, -1)) for x in (q, k, v))
         out, lse = flash_attention(q, k, v, causal=causal, scale=problem.scale)
-        return out.flatten(0, 1), lse.transpose(0, 1).flatten(1)  # [H, B Sq]; of one sequence without a copy
+        return out.flatten(0, 1), lse.transpose(0, 1).flatten(1)  # [H, B Sq]; without a copy for one sequence
     offsets_q, offsets_k = of.offsets
     out, lse = flash_attention(
         q,
@@ -121,7 +121,7 @@ def _hstu(q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, caus
 def _parts(
     q: Tensor, k: Tensor, v: Tensor, of: Sequences, causal: bool
 ) -> list[tuple[slice, Tensor, Tensor, Tensor | None]]:
-    """Of each sequence: its queries, scores [H, Sq, Sk] in fp32 without scale, values [H, Sk, D], what is hidden."""
+    """Return for each sequence: its queries, unscaled scores [H, Sq, Sk] in fp32, values [H, Sk, D], and the mask."""
     found = []
     at_q = at_k = 0
     for queries, keys in zip(of.queries, of.keys, strict=True):

@@ -1,7 +1,7 @@
-"""Which rank has which rows: sequences dealt whole by work, and the long ones cut over all ranks.
+"""Distribution of rows over ranks: sequences are assigned whole by work, and long ones are split over all ranks.
 
-A sequence that is cut has 2 W chunks for W ranks; rank r has chunk r and chunk 2 W - 1 - r (zigzag), so that under a
-causal mask every rank sees as many pairs.  Chunks differ by one row at most: nothing is padded, and a chunk of a
+A split ("cut") sequence has 2 W chunks for W ranks; rank r has chunk r and chunk 2 W - 1 - r (zigzag), so that under a
+causal mask every rank computes as many pairs.  Chunks differ by at most one row: nothing is padded, and a chunk of a
 sequence shorter than 2 W may be empty.
 
 Imports without torch.
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from functools import cached_property
 
 TOLERANCE = 1.03
-"Load of the busiest rank over the mean at which no further sequence is cut: an exchange costs more than that."
+"Load of the busiest rank over the mean at which no further sequence is cut: communication would cost more."
 
 Rows = tuple[int, int]
-"From, to (exclusive), of the packed tensors."
+"First and last (exclusive) row of the packed tensors."
 
 
 @dataclass(frozen=True)
 class Deal:
-    """How the sequences of a problem are dealt to ranks."""
+    """Assignment of a problem's sequences to ranks."""
 
     lengths: tuple[int, ...]
     world: int
     whole: tuple[tuple[int, ...], ...]
-    "of each rank: the sequences it has whole, in their order"
+    "for each rank, the sequences it has whole, in their order"
     cut: tuple[int, ...]
-    "sequences that every rank has two chunks of, in their order"
+    "sequences of which every rank has two chunks, in their order"
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -49,28 +49,28 @@ class Deal:
         return self.chunk(sequence, rank), self.chunk(sequence, 2 * self.world - 1 - rank)
 
     def pair_sizes(self, sequence: int, rank: int) -> tuple[int, int]:
-        """Rows of both."""
+        """Number of rows of both chunks."""
         (a, b), (c, d) = self.pair(sequence, rank)
         return b - a, d - c
 
     def rows(self, rank: int) -> list[Rows]:
-        """Rows of the packed tensors that a rank has, in its order: whole sequences, then the pairs of chunks."""
+        """Rows of the packed tensors that a rank has, in its own order: whole sequences, then the pairs of chunks."""
         found = [(self.starts[one], self.starts[one + 1]) for one in self.whole[rank]]
         for one in self.cut:
             found += [(self.starts[one] + a, self.starts[one] + b) for a, b in self.pair(one, rank)]
         return found
 
     def local_lengths(self, rank: int) -> list[int]:
-        """Rows of each sequence that a rank has, in its order; both chunks of one stand together."""
+        """Number of rows of each sequence that a rank has, in its order; both chunks of a sequence are adjacent."""
         return [self.lengths[one] for one in self.whole[rank]] + [sum(self.pair_sizes(one, rank)) for one in self.cut]
 
 
 def deal(lengths: Sequence[int], world: int, *, causal: bool) -> Deal:
-    """Deal sequences to ranks: the longest work first to whom has least; as few are cut as balance needs.
+    """Assign sequences to ranks: longest first to the least loaded rank; as few are cut as balance needs.
 
     Args:
         lengths: rows of each sequence.
-        world: ranks, at least 1.
+        world: number of ranks, at least 1.
         causal: whether a row sees no later one.
     """
     work = [length * (length + 1) // 2 if causal else length * length for length in lengths]
@@ -85,7 +85,7 @@ def deal(lengths: Sequence[int], world: int, *, causal: bool) -> Deal:
 
 
 def even_rows(total: int, world: int) -> list[Rows]:
-    """Rows of each rank where they are dealt without regard to sequences."""
+    """Return the rows of each rank if they are distributed regardless of sequences."""
     return [(rank * total // world, (rank + 1) * total // world) for rank in range(world)]
 
 

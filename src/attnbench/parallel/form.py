@@ -1,6 +1,6 @@
-"""What a form of context-parallel attention is, and how one is found.
+"""The interface of a form (a communication scheme of context-parallel attention), and how forms are found.
 
-A form is a file in `parallel/forms/` (with _ for each - of the name) whose class `Form` derives from `ParallelForm`.
+A form is a file in `parallel/forms/` (with _ for each - in the name) whose class `Form` derives from `ParallelForm`.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from attnbench.parallel.problem import Problem
 
 @dataclass(frozen=True)
 class Group:
-    """This process among its ranks; the default process group joins them."""
+    """This process among the ranks, which the default process group joins."""
 
     rank: int
     world: int
     device: torch.device
 
     def swap(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> list[Any]:
-        """Begin to send tensors to ranks and to receive others; whom to wait for.
+        """Start sending tensors to ranks and receiving others; return the operations to wait for.
 
-        What two ranks send each other is paired by its order; empty tensors are left out on both sides.  On a GPU the
-        current stream goes on meanwhile, and waits where `wait` is called.
+        Messages between two ranks are matched by their order; empty tensors are skipped on both sides.  On a GPU the
+        current stream continues, and waits where `wait` is called.
         """
         ops = [dist.P2POp(dist.isend, x, rank) for rank, x in sends if x.numel()]
         ops += [dist.P2POp(dist.irecv, x, rank) for rank, x in receives if x.numel()]
@@ -39,7 +39,7 @@ class Group:
 
 
 def wait(works: Sequence[Any]) -> None:
-    """Have the current stream wait for what was begun (on a CPU: wait)."""
+    """Make the current stream wait for operations (on a CPU: wait)."""
     for work in works:
         work.wait()
 
@@ -47,8 +47,8 @@ def wait(works: Sequence[Any]) -> None:
 class ParallelForm(ABC):
     """One problem on one rank.
 
-    `run` is what is timed: it leaves `out`, rows as in `rows`.  `phases` are parts of it that can be carried out
-    alone, by every rank in the same order.
+    `run` is timed: it writes `out`, in the order of `rows`.  `phases` are parts of it that can be executed
+    separately, by every rank in the same order.
     """
 
     title: ClassVar[str]
@@ -66,37 +66,37 @@ class ParallelForm(ABC):
 
     @abstractmethod
     def rows(self) -> list[Rows]:
-        """Rows of the whole tensors that this rank has, in the order of its own."""
+        """Rows of the whole tensors that this rank has, in its own order."""
 
     @abstractmethod
     def run(self) -> None:
         """Compute `out` from q, k and v."""
 
-    def taken(self) -> None:  # noqa: B027 (most forms compute on rows as they lie)
-        """Untimed, after new values of q, k and v: bring them into another layout."""
+    def taken(self) -> None:  # noqa: B027 (most forms compute on rows in their given layout)
+        """Untimed, called after new values of q, k and v: convert them to another layout if necessary."""
 
     def result(self) -> Tensor:
-        """`out` in the layout of the rows; untimed."""
+        """`out` in the order of the rows; untimed."""
         return self.out
 
     def phases(self) -> Mapping[str, Callable[[], Any]]:
-        """Exchange, permute, attention: those that the form has, each alone and without overlap."""
+        """Exchange, permute, attention: those that the form has, each run separately, without overlap."""
         return {}
 
     def sent_bytes(self) -> int:
-        """Bytes that leave this rank in one call."""
+        """Bytes that this rank sends in one call."""
         return 0
 
     def notes(self) -> tuple[str, ...]:
-        """For the record."""
+        """Notes for the record."""
         return ()
 
     def poison(self) -> None:
-        """Spoil the last result, so that a call that computes nothing shows."""
+        """Overwrite the last result, so that a call that computes nothing is detected."""
         self.out.fill_(torch.nan)
 
 
 def form_of(name: str) -> type[ParallelForm]:
-    """The form of a name."""
+    """Return the form of a name."""
     found: type[ParallelForm] = importlib.import_module(f"attnbench.parallel.forms.{name.replace('-', '_')}").Form
     return found

@@ -1,4 +1,4 @@
-"""Two outputs of the same queries over different keys, merged by the logarithms of their sums.
+"""Merges two outputs of the same queries over different keys by their log-sum-exp.
 
 lse = log(exp lse₁ + exp lse₂)        out = out₁ exp(lse₁ - lse) + out₂ exp(lse₂ - lse)
 """
@@ -14,7 +14,7 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 
     Args:
         out: [T, H, D].
-        lse: fp32 [H, T]; -∞ where a query has seen no key.
+        lse: fp32 [H, T]; -∞ if a query has seen no key.
         part: as `out`.
         part_lse: as `lse`.
     """
@@ -24,7 +24,7 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
         merge_outputs(out, lse, part, part_lse)
         return
     both = torch.logaddexp(lse, part_lse)
-    shift = both.clamp_min(torch.finfo(torch.float32).min)  # of a row that sees nothing: exp(-∞) and not NaN
+    shift = both.clamp_min(torch.finfo(torch.float32).min)  # so that rows that see nothing give exp(-∞), not NaN
     mine, its = ((one - shift).exp().T[..., None] for one in (lse, part_lse))
     out.copy_(out * mine + part * its)
     lse.copy_(both)

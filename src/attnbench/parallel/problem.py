@@ -1,4 +1,4 @@
-"""What the ranks compute together, as data that travels to their processes.  Imports without torch."""
+"""The problem that the ranks compute together, as data that is sent to their processes.  Imports without torch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Problem:
     dim: int
     "D"
     dtype: str
-    "torch's name"
+    "name of the torch dtype"
     causal: bool
     scale: float
     "of the scores"
     function: str = SOFTMAX
     divisor: int = 1
-    "of HSTU: what outputs are divided by"
+    "for HSTU: divisor of the outputs"
 
     @property
     def total(self) -> int:
@@ -37,11 +37,11 @@ class Problem:
         return sum(self.lengths)
 
     def shapes(self) -> dict[str, tuple[int, int, int]]:
-        """Of the whole tensors."""
+        """Shapes of the whole tensors."""
         query, key = (self.total, self.heads, self.dim), (self.total, self.heads_kv, self.dim)
         return {"q": query, "k": key, "v": key, "out": query}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Problem:
-        """Read back what `dataclasses.asdict` made, through JSON."""
+        """Create it from `dataclasses.asdict` data that went through JSON."""
         return cls(**{**data, "lengths": tuple(data["lengths"])})

@@ -1,4 +1,4 @@
-"""One rank of a `Team`: ``python -m attnbench.parallel.rank ANSWERS RANK DEVICES STORE``, requests on its stdin."""
+"""One rank of a `Team`: ``python -m attnbench.parallel.rank ANSWERS RANK DEVICES STORE``, with requests on stdin."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from attnbench.machine.link_rank import ON_ONE_HOST
 from attnbench.parallel.problem import Problem
 
 LEAD_S = 1e-4
-"What the host is ahead of the device beyond the time that the last call took to queue."
+"Head start of the host over the device, in addition to the time that the last call took to queue."
 MOST_LEAD_S = 0.05
 WORDS = 400
 
 
 class Rank:
-    """This process: its device, its group, and the form that is open."""
+    """This process: its device, its group, and its open form."""
 
     def __init__(self, rank: int, devices: list[Device], store: str) -> None:
         import torch
@@ -35,7 +35,7 @@ class Rank:
         if self.device.on_gpu:
             torch.cuda.set_device(str(self.device))
         else:
-            torch.set_num_threads(1)  # a rank is a core, the one that others are compared with too
+            torch.set_num_threads(1)  # one core per rank, including the rank of the reference
         backend = "nccl" if self.device.on_gpu else "gloo"
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=len(devices))
         self.group = Group(rank, len(devices), torch.device(str(self.device)))
@@ -45,7 +45,7 @@ class Rank:
         self.flush = torch.empty(size, dtype=torch.uint8, device=self.group.device)
 
     def open(self, form: str, problem: dict[str, Any], place: str) -> dict[str, Any]:
-        """Take up a problem; what its owner has to know of this rank's part."""
+        """Open a problem; return what the owner has to know about this rank's part."""
         from attnbench.parallel.form import form_of
         from attnbench.parallel.team import map_whole
 
@@ -61,7 +61,7 @@ class Rank:
         }
 
     def load(self) -> dict[str, Any]:
-        """Take this rank's rows of the inputs."""
+        """Copy this rank's rows of the inputs."""
         at = 0
         for start, end in self.form.rows():
             for name in ("q", "k", "v"):
@@ -77,7 +77,7 @@ class Rank:
         return {"ms": self._timed(self.form.run if phase is None else self.phases[phase])}
 
     def collect(self) -> dict[str, Any]:
-        """Write this rank's rows of the output, and spoil its own."""
+        """Write this rank's rows of the output, and overwrite its own."""
         at, out = 0, self.form.result()
         for start, end in self.form.rows():
             self.whole["out"][start:end].copy_(out[at : at + end - start])
@@ -87,14 +87,14 @@ class Rank:
         return {}
 
     def close(self) -> dict[str, Any]:
-        """Let go of the problem and its memory."""
+        """Free the problem and its memory."""
         del self.form, self.whole, self.phases
         if self.device.on_gpu:
             self.torch.cuda.empty_cache()
         return {}
 
     def _timed(self, call: Callable[[], Any]) -> float:
-        """Milliseconds from the barrier on; on a GPU the device's time, caches flushed before."""
+        """Return milliseconds from the barrier on; on a GPU device time, with caches flushed before."""
         if not self.device.on_gpu:
             self.dist.all_reduce(self.token)
             began = time.perf_counter()
@@ -102,7 +102,7 @@ class Rank:
             return 1e3 * (time.perf_counter() - began)
         cuda = self.torch.cuda
         self.flush.zero_()
-        # Held until the host has queued the whole call; the barrier stands in the stream behind it.
+        # The device is held until the host has queued the whole call; the barrier follows in the stream.
         khz = getattr(cuda.get_device_properties(self.group.device), "clock_rate", 0) or 2_000_000
         cuda._sleep(int(min(MOST_LEAD_S, 1.2 * self.queued_s + LEAD_S) * 1e3 * khz))
         self.dist.all_reduce(self.token)
@@ -121,7 +121,7 @@ class Rank:
 
 
 def main(words: list[str]) -> None:
-    """Join the others, then do what is asked until the pipe ends."""
+    """Join the other ranks, then serve requests until the pipe is closed."""
     answers, rank, names, store = words
     for name, value in ON_ONE_HOST.items():
         os.environ.setdefault(name, value)
@@ -134,14 +134,14 @@ def main(words: list[str]) -> None:
             try:
                 mine = mine or Rank(int(rank), [Device.parse(name) for name in names.split(",")], store)
                 answer = getattr(mine, request.pop("do"))(**request)
-            except Exception as error:  # the edge: whatever a form raises is its owner's to tell
+            except Exception as error:  # catches everything: the owner reports whatever a form raises
                 answer = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:WORDS]}"}
             out.write(f"{json.dumps(answer)}\n")
             out.flush()
 
 
 def _read(requests: queue.SimpleQueue[dict[str, Any]]) -> None:
-    """Pass requests on; this process ends with its pipe, in whatever the ranks wait for each other."""
+    """Pass requests on; when the pipe is closed, end this process even if ranks wait for each other."""
     for line in sys.stdin:
         requests.put(json.loads(line))
     os._exit(0)

@@ -1,8 +1,8 @@
-"""The processes of one backend, a rank a device, and what their owner asks of them.
+"""The processes of one backend, a rank per device, and the requests of their owner.
 
-The owner writes the whole tensors to files that all map; each rank takes its rows.  A request goes to every rank and
-ends when each has answered.  A rank that dies or raises ends the team.  Nobody here waits for a time: a rank that hangs
-is the caller's `--timeout`, and whoever ends the owner ends the ranks, which live no longer than their pipe.
+The owner writes the whole tensors to files that all ranks map; each rank copies its rows.  A request goes to every rank
+and ends when each has answered.  A rank that dies or raises ends the team.  There are no time limits here: a rank that
+hangs runs into the caller's `--timeout`, and ending the owner ends the ranks, which exit when their pipe is closed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ END_S = 5.0
 
 
 def devices_from(place: torch_device, world: int, who: str) -> list[Device]:
-    """The devices of a team: the one of `place` and those that follow it; on a CPU as many processes.
+    """Return the devices of a team: that of `place` and those that follow it; on a CPU as many processes.
 
     Raises:
-        Unavailable: there are fewer.
+        Unavailable: there are not enough.
     """
     if place.type != "cuda":
         return [CPU] * world
@@ -54,19 +54,19 @@ class Team:
     """Rank processes, joined by NCCL (by gloo on a CPU).
 
     Args:
-        who: for messages.
-        devices: one a rank.
+        who: program name, for messages.
+        devices: one per rank.
     """
 
     def __init__(self, who: str, devices: Sequence[Device]) -> None:
         self.who, self.devices = who, list(devices)
-        # Where they find each other, by descriptor: it has no name that would stay behind.
+        # The file through which they find each other, passed by descriptor so that no name remains.
         with tempfile.TemporaryFile() as store:
             self._ranks = [_Rank(number, self.devices, store.fileno()) for number in range(len(devices))]
         self.ended = False
 
     def peak_tflops(self, dtype: str) -> float | None:
-        """Of one of its cards, from the data sheet; None of a CPU and of a card that is not listed."""
+        """Peak of one of its cards, from the data sheet; None for a CPU or a card that is not listed."""
         from attnbench.machine.peaks import peak
 
         card = self.devices[0].named().name
@@ -74,14 +74,14 @@ class Team:
         return None if found is None else found.tflops
 
     def ask(self, **message: Any) -> list[dict[str, Any]]:
-        """Have every rank do something.
+        """Send a request to every rank.
 
         Returns:
-            What each said.
+            The answer of each rank.
 
         Raises:
             Crashed: a rank died.
-            RuntimeError: a rank raised; its words.
+            RuntimeError: a rank raised; with its message.
         """
         if self.ended:
             raise Crashed(refusal(self.who, "ranks", len(self._ranks), "have ended", "a new session"))
@@ -117,59 +117,59 @@ class Team:
 
 
 _IDLE: dict[tuple[str, tuple[Device, ...]], Team] = {}
-"""Teams without a session, by whose and where: starting a rank takes many seconds, most of them torch's import."""
+"""Teams without a session, by owner and devices: starting a rank takes many seconds, mostly to import torch."""
 
 
 def take_team(who: str, devices: Sequence[Device]) -> Team:
-    """The team that `who` had before on these devices, or a new one; nobody else's."""
+    """Return the team that `who` had before on these devices, or a new one; never another owner's."""
     return _IDLE.pop((who, tuple(devices)), None) or Team(who, devices)
 
 
 def return_team(team: Team) -> None:
-    """Keep a team for the next session of its own; one that has ended stays so."""
+    """Keep a team for the owner's next session, unless it has ended."""
     if not team.ended:
         team.ask(do="close")
         _IDLE[team.who, tuple(team.devices)] = team
 
 
 class Session:
-    """One problem of a team: whole tensors in, a call of all ranks, the whole output back.
+    """One problem of a team: whole tensors in, one call of all ranks, the whole output back.
 
     Args:
-        team: whose ranks compute it.
+        team: that computes it.
         form: name of the form.
-        problem: what is computed.
+        problem: to be computed.
     """
 
     def __init__(self, team: Team, form: str, problem: Problem) -> None:
         self.team, self.problem, self.dirty = team, problem, True
-        # The files go as soon as all have mapped them: whatever ends these processes, no memory stays behind.
+        # The files are deleted once all have mapped them, so no memory remains however these processes end.
         with tempfile.TemporaryDirectory(prefix="attnbench-", dir=_roomy(problem)) as place:
             self.whole = map_whole(place, problem)
             said = team.ask(do="open", form=form, problem=dataclasses.asdict(problem), place=place)
         self.notes: tuple[str, ...] = tuple(dict.fromkeys(note for one in said for note in one["notes"]))
         self.phases: tuple[str, ...] = tuple(said[0]["phases"])
         self.sent_bytes = max(int(one["sent_bytes"]) for one in said)
-        "in one call, of the rank that sends most"
+        "in one call, by the rank that sends most"
         self.last_ms = 0.0
         _check_rows([rows for one in said for rows in one["rows"]], problem.total, team.who)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take new values of q, k and v, [T, heads, D] each."""
+        """Load new values of q, k and v, [T, heads, D] each."""
         for name in ("q", "k", "v"):
             self.whole[name].copy_(tensors[name])
         self.team.ask(do="load")
         self.dirty = True
 
     def run(self, phase: str | None = None) -> float:
-        """One call of all ranks after a barrier, or of a phase of it; milliseconds of the slowest."""
+        """Run one call of all ranks after a barrier, or one phase; return the milliseconds of the slowest rank."""
         said = self.team.ask(do="run", phase=phase)
         self.dirty = self.dirty or phase is None
         self.last_ms = max(float(one["ms"]) for one in said)
         return self.last_ms
 
     def out(self) -> Tensor:
-        """The whole output of the last call, [T, H, D] on the host; spoiled on the ranks, who have to write it anew."""
+        """Return the whole output of the last call, [T, H, D] on the host, and overwrite it on the ranks."""
         if self.dirty:
             self.whole["out"].fill_(float("nan"))
             self.team.ask(do="collect")
@@ -177,12 +177,12 @@ class Session:
         return self.whole["out"]
 
     def close(self) -> None:
-        """Let go of the memory; the processes are the team's."""
+        """Free the memory; the processes belong to the team."""
         self.whole.clear()
 
 
 def map_whole(place: str, problem: Problem) -> dict[str, Tensor]:
-    """The whole tensors as files of a folder, mapped, the same memory in every process."""
+    """Map the whole tensors as files of a folder: the same memory in every process."""
     import math
 
     import torch
@@ -198,7 +198,7 @@ def map_whole(place: str, problem: Problem) -> dict[str, Tensor]:
 
 
 def _roomy(problem: Problem) -> str | None:
-    """Shared memory where it has room for the tensors twice, else the folder of temporary files."""
+    """Return the shared-memory folder if it has room for the tensors twice, else the temporary folder."""
     import math
 
     most = 4 * sum(map(math.prod, problem.shapes().values()))
@@ -208,7 +208,7 @@ def _roomy(problem: Problem) -> str | None:
 
 
 def _check_rows(rows: Sequence[Sequence[int]], total: int, who: str) -> None:
-    """Hold what ranks say that they have against the problem: every row once."""
+    """Check that the rows reported by the ranks cover every row of the problem once."""
     at = 0
     for start, end in sorted((start, end) for start, end in rows if end > start):
         if start != at:
@@ -219,7 +219,7 @@ def _check_rows(rows: Sequence[Sequence[int]], total: int, who: str) -> None:
 
 
 class _Rank:
-    """One process and the two ends of its pipes."""
+    """One process with its two pipes."""
 
     def __init__(self, number: int, devices: Sequence[Device], store: int) -> None:
         self.number = number
@@ -239,7 +239,7 @@ class _Rank:
         self.answers = os.fdopen(read, encoding="utf-8")
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Write a request; one that has died says so where its answer is awaited."""
+        """Write a request; if the process has died, that is reported when its answer is read."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{json.dumps(message)}\n".encode())
@@ -248,12 +248,12 @@ class _Rank:
             pass
 
     def receive(self) -> dict[str, Any] | None:
-        """Its answer; None where it died without."""
+        """Return its answer; None if it died before answering."""
         line = self.answers.readline()
         return dict(json.loads(line)) if line.endswith("\n") else None
 
     def death(self) -> str:
-        """How it ended, in words."""
+        """Describe how it ended."""
         try:
             code = self._process.wait(END_S)
         except subprocess.TimeoutExpired:

@@ -1,1 +1,1 @@
-"""A run arranged for reading: tables as texts, notes and reading help, before anybody draws them."""
+"""A run arranged for reading: tables as texts, notes and reading help, independent of the output format."""

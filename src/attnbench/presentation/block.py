@@ -1,4 +1,4 @@
-"""A table before anybody draws it: columns, lines of texts, what was lost, notes."""
+"""A table, independent of the output format: columns, lines of texts, losses, notes."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ LEGEND = (
     "In a table * is the fastest row, ± the longer arm of the 95 % interval, and a speed-up above 1 faster than the "
     "baseline; spread, with replicates, is the highest less the lowest median of the processes."
 )
-"""What the signs of a table mean: said once, in the help and at the end of a Markdown page."""
+"""Meaning of the signs in a table, for the help and the end of a Markdown page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: what it is called, and how soon it goes when the page is narrow."""
+    """One column: its title, and its priority on a narrow page."""
 
     key: str
     title: str
     rank: int
-    "0 stays; the highest goes first"
+    "0 is always shown; columns of the highest rank are dropped first"
     number: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row: the texts of its cells by column key, and the record they are drawn from."""
+    """One row: the texts of its cells by column key, and the record they come from."""
 
     record: Record
     cells: Mapping[str, str]
     fastest: bool = False
     processes: Processes | None = None
-    "of a run with replicates: whose figures `record` combines"
+    "for a run with replicates: the processes whose values `record` combines"
 
 
 Reason = tuple[str, Status, str]
@@ -44,7 +44,7 @@ Reason = tuple[str, Status, str]
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A backend without a time, and why."""
+    """A backend without a time, and the reason."""
 
     backend: str
     status: Status
@@ -53,13 +53,13 @@ class Lost:
 
     @property
     def reason_of(self) -> Reason:
-        """What one and the same loss in several cases has in common."""
+        """The key that equal losses in several cases share."""
         return (self.backend, self.status, self.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One table with what stands above and below it."""
+    """One table with the texts above and below it."""
 
     title: str
     conditions: Conditions | None
@@ -68,30 +68,30 @@ class Block:
     lost: Sequence[Lost] = ()
     notes: Sequence[str] = field(default=())
     reading: Sequence[str] = field(default=())
-    "what the table means (`presentation.reading`)"
+    "interpretation of the table (`presentation.reading`)"
     part: str = ""
-    "what of the case it shows, where not the times of its rows"
+    "the part of the case it shows, if not the times of its rows"
 
     @property
     def heading(self) -> str:
-        """The title, and what of it is shown."""
+        """The title, and the part shown."""
         return f"{self.title} · {self.part}" if self.part else self.title
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """All of a run: its tables, and what was lost everywhere."""
+    """All tables of a run, and losses that apply to all of them."""
 
     blocks: Sequence[Block]
     lost: Sequence[Lost]
 
 
 def filled(columns: Sequence[Column], lines: Sequence[Line]) -> list[Column]:
-    """The columns in which at least one line has a text."""
+    """Return the columns in which at least one line has a text."""
     return [column for column in columns if any(line.cells.get(column.key) for line in lines)]
 
 
 def backend_name(record: Record) -> str:
-    """``flex[bm128]``: the backend, with its configuration where it has one."""
+    """Return ``flex[bm128]``: the backend, with its configuration if it has one."""
     name, config = record.backend, f"[{record.config}]" if record.config else ""
     return name if name.endswith(config) else name + config

@@ -1,7 +1,7 @@
-"""A run arranged for reading: one block a case, texts in cells, notes under it.  No ink of any kind.
+"""Arranges a run for reading: one block per case, texts in cells, notes below; without layout or colours.
 
-The terminal table and the GitHub table are two ways to put these blocks on a page.  A block holds
-one case by one timer, cache state and regime on one machine: columns never mix them.
+The terminal table and the GitHub table are two layouts of these blocks.  A block contains
+one case with one timer, cache state and regime on one machine, so columns never mix them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from attnbench.store.environments import gpu_name
 from attnbench.store.replicates import Processes, by_backend, case_of, combine, is_replicated
 
 MOST_BLOCKS = 40
-"More tables than that are not read: their lines go into one."
+"With more tables, all lines are merged into one table."
 
 
 def arrange(run: Run, most_blocks: int = MOST_BLOCKS) -> Page:
-    """A block a case, or, beyond `most_blocks` of them, a line a case and backend."""
+    """Return a block per case, or, beyond `most_blocks`, one with a line per case and backend."""
     found = blocks(run)
     if len(found) > most_blocks:
         return Page(sweep(run), lost_of(run.records))
@@ -34,7 +34,7 @@ def arrange(run: Run, most_blocks: int = MOST_BLOCKS) -> Page:
 
 
 def blocks(run: Run) -> list[Block]:
-    """One block for each case and way of measuring, in the order of the run."""
+    """Return one block for each case and measuring conditions, in the order of the run."""
     everywhere = {item.reason_of for item in lost_everywhere(run)}
     return [block for records in by_case(run.records).values() for block in case_blocks(run, records, everywhere)]
 
@@ -42,13 +42,13 @@ def blocks(run: Run) -> list[Block]:
 def case_blocks(
     run: Run, records: Sequence[Record], said: Collection[Reason] = (), view: View | None = None
 ) -> list[Block]:
-    """The blocks of one case: one for each way of measuring.
+    """Return the blocks of one case: one for each set of measuring conditions.
 
     Args:
-        run: whose settings and environments hold.
-        records: all of the case, those of all its replicates together.
-        said: losses that a reader knows already.
-        view: columns and order; None is the usual one.
+        run: with the settings and environments.
+        records: all of the case, including those of all its replicates.
+        said: losses that have been shown already.
+        view: columns and order; None means the default.
     """
     replicated = is_replicated(run)
     lost = [item for item in lost_of(records, say_where=False) if item.reason_of not in said]
@@ -63,7 +63,7 @@ def case_blocks(
 
 
 def sweep(run: Run) -> list[Block]:
-    """One block for each way of measuring, with a line for each case and backend: for many cases."""
+    """Return one block for each set of measuring conditions, with a line per case and backend: for many cases."""
     by_conditions: dict[tuple[str | None, ...], list[Block]] = {}
     replicated = is_replicated(run)
     for records in by_case(run.records).values():
@@ -74,13 +74,13 @@ def sweep(run: Run) -> list[Block]:
 
 
 def lost_everywhere(run: Run) -> list[Lost]:
-    """Backends lost in every group for one and the same reason: said once, not under each table."""
+    """Return backends lost in every group for the same reason, which is shown once instead of under each table."""
     cases = {case_of(record) for record in run.records}
     return [item for item in lost_of(run.records) if len(cases) > 1 and item.where == f"all {len(cases)} cases"]
 
 
 def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Records by case, those of all its replicates together."""
+    """Group records by case, with all replicates."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(case_of(record), []).append(record)
@@ -88,14 +88,14 @@ def by_case(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def complete_cases(run: Run) -> list[list[Record]]:
-    """Records of each case of which nothing of the plan is missing, in the order of the run."""
+    """Return the records of each complete case of the plan, in the order of the run."""
     have = {(record.group, record.backend) for record in run.records}
     waiting = {group.case_id for group in run.plan if any((group.group, name) not in have for name in group.backends)}
     return [records for records in by_case(run.records).values() if records[0].case_id not in waiting]
 
 
 def _tables(run: Run, records: Sequence[Record], replicated: bool, view: View | None = None) -> list[Block]:
-    """The timed records of a case, a table for each way of measuring."""
+    """Return the timed records of a case, one table for each set of measuring conditions."""
     timed: dict[tuple[str | None, ...], list[Record]] = {}
     for record in records:
         if record.time is not None:
@@ -106,7 +106,7 @@ def _tables(run: Run, records: Sequence[Record], replicated: bool, view: View | 
 
 
 def _block(run: Run, records: Sequence[Record], count: int, view: View) -> Block:
-    """The table of some records of one case, which `count` processes measured; 0 where none was to be replicated."""
+    """Return the table of some records of one case, measured by `count` processes; 0 without replicates."""
     behind: dict[str, Processes] = {}
     rows = list(records)
     if count:
@@ -137,7 +137,7 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
     shared = shared_words(records)
     lines = []
     for part in parts:
-        # The plan's order in every case: a sweep is read downwards, one backend at a time.
+        # The plan's order in every case, so that one backend can be followed down the table.
         for line in sorted(part.lines, key=lambda line: order.index(line.record.backend)):
             drawn = line_of(line.record, unit, bases, line.fastest, line.processes)
             gpu = gpu_name(run, line.record) or ""
@@ -153,27 +153,27 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
 
 
 def shared_words(records: Sequence[Record]) -> list[str]:
-    """Parts of the case names that all have, in order: they are said once, above; none of a single case."""
+    """Return the parts that all case names share, in order, to be shown once above; none for a single case."""
     names = [_words(name) for name in dict.fromkeys(record.case_id for record in records)]
     return [word for word in names[0] if len(names) > 1 and all(word in name for name in names)]
 
 
 def without_words(title: str, words: Collection[str]) -> str:
-    """A case's name without some of its parts; whole where nothing would be left."""
+    """Return a case's name without some of its parts; the whole name if nothing would be left."""
     return "-".join(word for word in _words(title) if word not in words) or title
 
 
 def _words(name: str) -> list[str]:
-    """The parts of a case's name; the mode ``fwd-bwd`` is one, or without ``fwd`` it would read as a backward alone."""
+    """Split a case's name into parts; the mode ``fwd-bwd`` is one part, as ``bwd`` alone would be another mode."""
     return re.split(r"(?<!fwd)-|-(?!bwd)", name)
 
 
 def lost_of(records: Iterable[Record], say_where: bool = True) -> list[Lost]:
-    """What was lost of `records`: one item for each backend and reason, with the places it holds for.
+    """Return the losses of `records`: one for each backend and reason, with the cases concerned.
 
     Args:
         records: of one case or of several, with all their replicates.
-        say_where: name the cases; that only some processes of them lost it is said in any case.
+        say_where: name the cases; if only some of their processes lost it, that is always said.
     """
     lost: dict[tuple[str, Status, str], list[Record]] = {}
     processes: dict[str, set[int]] = {}

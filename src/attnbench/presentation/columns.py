@@ -1,4 +1,4 @@
-"""The columns of a table: what each is called, what a row says in it, and in which order rows stand."""
+"""The columns of a table: titles, cell texts, and the order of rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.store.replicates import Processes
 
 FASTEST = "*"
 GAPS_WORTH_SAYING = 0.02
-"Share of the span with no kernel running, above which the busy time is shown."
+"Share of time without a running kernel, above which the busy time is shown."
 ALL = "all"
 PLAN = "plan"
 "Rows in the order of the run."
@@ -67,28 +67,28 @@ VALUES: dict[str, Callable[[Record], float | None]] = {
     "first": lambda record: record.time.first_call_ms if record.time else None,
     "setup": lambda record: record.time.setup_ms if record.time else None,
 }
-"""What a column's number is, in milliseconds where it is a time: rows are sorted by it."""
+"""Value of each column, in milliseconds for times; rows are sorted by it."""
 MOST_FIRST = ("speedup", "tflops", "effective", "efficiency", "peak", "peak_executed", "gbps", "samples")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Which columns a table has, and how its rows are sorted; by default what fits, and the fastest first."""
+    """Columns and row order of a table; by default the columns that fit, and the fastest row first."""
 
     columns: tuple[str, ...] = ()
-    "keys of `COLUMNS`; empty: as many as the page has room for"
+    "keys of `COLUMNS`; empty: as many as fit on the page"
     sort: str = "median"
     "a key of `VALUES`, backend or plan"
     reverse: bool = False
-    "against the usual direction, in which the best stands first"
+    "reverses the usual order, in which the best row is first"
 
     @property
     def metric(self) -> str:
-        """What the matrix of a run shows: the first number asked for, else the median."""
+        """The value shown in the matrix of a run: the first requested numeric column, else the median."""
         return next((key for key in self.columns if key in VALUES), "median")
 
     def sorted(self, records: Iterable[Record]) -> list[Record]:
-        """Rows in the order asked for; those without the number come last, and equals keep the run's order."""
+        """Sort rows as requested; rows without the value come last, and equal ones keep the run's order."""
         rows = list(records)
         if self.sort == PLAN:
             return rows[::-1] if self.reverse else rows
@@ -125,17 +125,17 @@ def columns_for(unit: figures.Unit, lines: Sequence[Line], view: View | None = N
 def line_of(
     record: Record, unit: figures.Unit, bases: Collection[str], fastest: bool, processes: Processes | None = None
 ) -> Line:
-    """The texts of one timed record's row.
+    """Return the texts of one timed record's row.
 
     Args:
         record: with a time.
         unit: of all times of the table.
         bases: backends that the table's speed-ups refer to.
         fastest: whether its median is the lowest of its case.
-        processes: with replicates, whose figures `record` combines.
+        processes: with replicates: the processes whose values `record` combines.
     """
     time, rate, memory = record.time, record.rate, record.memory
-    assert time is not None  # only timed records come here
+    assert time is not None  # callers pass timed records only
     median = _in(unit, time.median_ms)
     half, spread = _in(unit, figures.time_half(time)), _in(unit, processes.spread_ms if processes else None)
     doubt = half if spread is None else spread
@@ -160,7 +160,7 @@ def line_of(
 
 
 def _share(record: Record, *, executed: bool) -> float | None:
-    """Percent of the peak, if it counts what is asked for: useful and executed work never share a column."""
+    """Return the percent of peak if it counts the requested work: useful and executed work never share a column."""
     rate = record.rate
     return rate.percent_of_peak if rate and (rate.peak_counts == "executed") == executed else None
 
@@ -174,7 +174,7 @@ def _speedup_cells(record: Record, bases: Collection[str]) -> dict[str, str]:
 
 
 def _cost_cells(time: Time, unit: figures.Unit) -> dict[str, str]:
-    """Where else time went: gaps between kernels, the host, the first call, the set-up."""
+    """Cells for time spent elsewhere: gaps between kernels, the host, the first call, the set-up."""
     busy, median = time.busy_ms, time.median_ms
     gaps = busy is not None and median is not None and busy < (1 - GAPS_WORTH_SAYING) * median
     return {
@@ -193,7 +193,7 @@ def _error_cells(record: Record) -> dict[str, str]:
 
 
 def _worst_error(record: Record) -> tuple[float | None, float | None]:
-    """The error of the output that is nearest to its budget, or beyond it; and its share of that in per cent."""
+    """Return the error of the output closest to its budget or beyond it, and its percentage of the budget."""
     known = [(error.max_abs, error.budget) for error in record.errors.values() if error.max_abs is not None]
     if not known:
         return None, None
@@ -202,7 +202,7 @@ def _worst_error(record: Record) -> tuple[float | None, float | None]:
 
 
 def baselines(records: Iterable[Record]) -> set[str]:
-    """Backends that speed-ups of these records refer to."""
+    """Return the backends that speed-ups of these records refer to."""
     return {record.speedup.baseline for record in records if record.speedup}
 
 

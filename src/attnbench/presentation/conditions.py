@@ -1,4 +1,4 @@
-"""Under what conditions times were taken: what stands above a table, and what may not be mixed in it."""
+"""Measuring conditions of times: shown above a table, and never mixed within one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ class Conditions:
 
     device: str | None
     gpu: str | None
-    "what tables call it, where the run has several and these records are of one"
+    "name of the GPU in tables, if the run has several and these records are of one"
     timer: str | None
     l2: str | None
     regime: str | None
     clock_mhz: tuple[float, float] | None
-    "lowest and highest SM clock seen while sampling; None where it was not read"
+    "lowest and highest SM clock during sampling; None if it was not read"
 
     @property
     def key(self) -> tuple[str | None, ...]:
-        """What may not differ within one table, beside the GPU, which has a column where there are several."""
+        """What must be equal within one table, except for the GPU, which has a column if there are several."""
         return (self.device, self.timer, self.l2, self.regime)
 
     def words(self) -> list[str]:
-        """GPU of several, timer, cache, regime and clock, in words; what is not known is left out."""
+        """GPU (if there are several), timer, cache, regime and clock as texts; unknown ones are omitted."""
         words = [] if self.gpu is None else [f"GPU {self.gpu}"]
         words += [] if self.timer is None else [f"timer {self.timer}"]
-        # On a CPU the regime is "cpu" and no clock or cache state was set.
+        # On a CPU the regime is "cpu", and no clock or cache state is set.
         if self.regime is not None and self.regime != "cpu":
             words += [] if self.l2 is None else [f"{self.l2} L2"]
             words.append(self.regime)
@@ -42,7 +42,7 @@ class Conditions:
 
 
 def conditions_of(run: Run, records: Sequence[Record]) -> Conditions:
-    """Conditions of records that share them; the clock is that of all their samples."""
+    """Return the conditions of records that share them; the clock range is that of all their samples."""
     first = records[0]
     clocks = [clock for record in records if record.time for clock in record.time.sm_mhz if clock is not None]
     time = first.time

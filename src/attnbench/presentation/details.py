@@ -1,4 +1,4 @@
-"""Tables beside the headline: what rows serve or generate, predicted maps, each timer, each phase."""
+"""Tables in addition to the main one: serving and generation, predicted maps, each timer, each phase."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnbench.record import Record, Run, Time
 
 
 def details(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
-    """What rows that serve or generate, predicted maps, `--timer all` and phases add to a case."""
+    """Return the additional tables of a case: serving, generation, predicted maps, `--timer all` and phases."""
     baseline = run.settings.baseline
     return [
         *serving(title, records),
@@ -60,7 +60,7 @@ def _phases(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
         Column("median", f"median {unit.name}", 0),
         Column("median margin", "95 %", 1),
     ]
-    # They may have another timer than the rows above: by the wall clock, launching and waiting are in them.
+    # Phases may have another timer than the rows above: wall-clock times include launching and waiting.
     conditions = replace(
         conditions_of(run, [timed[0][0]]), timer=", ".join(dict.fromkeys(time.timer for *_, time in timed))
     )

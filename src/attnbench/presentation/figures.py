@@ -1,4 +1,4 @@
-"""How a figure is written: with the digits that its interval supports, and one unit a table."""
+"""Formatting of values: with as many digits as the interval supports, and one unit per table."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from attnbench.record import Speedup, Time
 from attnbench.stats.summary import is_wild
 
 UNKNOWN_DIGITS = 3
-"Significant digits of a figure whose interval is not known."
+"Significant digits of a value whose interval is unknown."
 STEADY_DIGITS = 4
-"Significant digits where the interval is narrower than the timer's tick."
+"Significant digits if the interval is narrower than the timer's tick."
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit of time: ``value_ms * per_ms`` is in it."""
+    """A unit of time: ``value_ms * per_ms`` is the value in it."""
 
     name: str
     per_ms: float
@@ -27,7 +27,7 @@ MICROSECONDS, MILLISECONDS, SECONDS = Unit("µs", 1e3), Unit("ms", 1.0), Unit("s
 
 
 def unit_for(times_ms: Iterable[float]) -> Unit:
-    """The unit of a column: that of its smallest time, which must keep its digits."""
+    """Return the unit of a column: that of its smallest time, which must keep its digits."""
     smallest = min(times_ms, default=1.0)
     if smallest < 0.5:
         return MICROSECONDS
@@ -35,7 +35,7 @@ def unit_for(times_ms: Iterable[float]) -> Unit:
 
 
 def half_interval(value: float | None, low: float | None, high: float | None) -> float | None:
-    """The longer arm of an interval around `value`: an interval of order statistics is not symmetric."""
+    """Return the longer arm of an interval around `value`: intervals of order statistics are not symmetric."""
     if value is None or low is None or high is None:
         return None
     return max(value - low, high - value, 0.0)
@@ -65,12 +65,12 @@ def speedup_half(speedup: Speedup) -> float | None:
 
 
 def wild_time(time: Time) -> bool:
-    """Whether the interval of a median is wider than the median."""
+    """Return whether the interval of a median is wider than the median."""
     return is_wild(time.median_ms, time.ci_low_ms, time.ci_high_ms)
 
 
 def interval(time: Time, unit: Unit) -> str:
-    """The half interval of a median, ``±0.014``; of one wider than the median both ends: ``30 to 12200``."""
+    """Format the half interval of a median, ``±0.014``; if it is wider than the median, both ends: ``30 to 12200``."""
     low, value, high = (
         None if one is None else one * unit.per_ms for one in (time.ci_low_ms, time.median_ms, time.ci_high_ms)
     )
@@ -80,10 +80,10 @@ def interval(time: Time, unit: Unit) -> str:
 
 
 def ratio(speedup: Speedup) -> tuple[str, str]:
-    """A speed-up and its half interval: ``2.30x``, ``±0.01``.
+    """Format a speed-up and its half interval: ``2.30x``, ``±0.01``.
 
-    Of an interval wider than the ratio both ends, ``0.2x to 9x``; and of one whose longer arm alone would reach across
-    1, as ``1.2x ±0.6`` does beside "faster".
+    For an interval wider than the ratio the result has both ends, ``0.2x to 9x``; also if the longer arm would
+    reach across 1, as in ``1.2x ±0.6`` beside "faster".
     """
     half, low, high = speedup_half(speedup), speedup.ci_low, speedup.ci_high
     if is_wild(speedup.ratio, low, high):
@@ -96,22 +96,22 @@ def ratio(speedup: Speedup) -> tuple[str, str]:
 
 
 def measured(value: float | None, half: float | None) -> str:
-    """`value` with as many decimals as its half interval has digits that count; "" for None."""
+    """Format `value` with as many decimals as its half interval has significant digits; "" for None."""
     return "" if value is None else f"{value:.{_decimals(value, half)}f}"
 
 
 def margin(value: float | None, half: float | None) -> str:
-    """The half interval beside `measured`, to the same decimals: ``±0.014``; "" where it is not known."""
+    """Format the half interval beside `measured`, with the same decimals: ``±0.014``; "" if it is unknown."""
     return "" if value is None or half is None else f"±{half:.{_decimals(value, half)}f}"
 
 
 def spread(value: float | None, breadth: float | None) -> str:
-    """How far apart several measurements lie, to the decimals of ``measured(value, breadth)``; "" for None."""
+    """Format the spread of several measurements, with the decimals of ``measured(value, breadth)``; "" for None."""
     return "" if value is None or breadth is None else f"{breadth:.{_decimals(value, breadth)}f}"
 
 
 def plain(value: float | None, digits: int = UNKNOWN_DIGITS) -> str:
-    """`value` to so many significant digits, never with an exponent; "" for None."""
+    """Format `value` with this many significant digits, never with an exponent; "" for None."""
     return "" if value is None else f"{value:.{_places(value, digits)}f}"
 
 
@@ -121,8 +121,8 @@ def _decimals(value: float, half: float | None) -> int:
     if half <= 0.0:
         return _places(value, STEADY_DIGITS)
     exponent = math.floor(math.log10(half))
-    # Two digits below 3 keep the rounding of the interval itself under a sixth of it; and a value
-    # whose interval is wider than itself still shows two, or it would read as nothing.
+    # Two digits for leading digits below 3 keep the rounding error of the interval below a sixth of it.  A value
+    # whose interval is wider than the value still has two digits, because it would otherwise vanish.
     return max(_places(value, 2), -exponent + (half / 10.0**exponent < 3.0), 0)
 
 

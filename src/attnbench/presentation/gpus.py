@@ -1,7 +1,7 @@
-"""How far the GPUs of a run are apart: what the yardsticks took on each.
+"""Differences between the GPUs of a run, from the yardsticks measured on each.
 
 Every group times the same matmul and the same copy in its rounds (docs/measuring.md), so a run over several GPUs needs
-no calibration beside it: each of its groups is one.
+no separate calibration.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attnbench.store.environments import gpu_names, gpu_of
 
 
 def spread_of_gpus(run: Run) -> list[str]:
-    """A sentence for each yardstick that at least two GPUs have timed; nothing of a run on one GPU."""
+    """Return a sentence for each yardstick timed on at least two GPUs; nothing for a run on one GPU."""
     return list(_sentences(run))
 
 
@@ -25,7 +25,7 @@ def _sentences(run: Run) -> Iterator[str]:
     for record in run.records:
         gpu = names.get(gpu_of(run, record) or "")
         for name, one in record.yardsticks.items() if gpu else ():
-            # All records of a group that were measured together carry the same samples.
+            # All records of a group that were measured together contain the same samples.
             groups.setdefault(name, {}).setdefault(gpu or "", {})[record.group] = median(one.samples_ms)
     for name, by_gpu in groups.items():
         if len(by_gpu) > 1:

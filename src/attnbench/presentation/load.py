@@ -1,4 +1,4 @@
-"""The result of a load as tables of texts: latency over rate, and what became of the requests."""
+"""The result of a load as tables of texts: latency over rate, and the outcome of requests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ NOT_A_SUBMISSION = (
     "MLPerf's: this is no MLPerf result."
 )
 ASKED = "asked/s"
-"The column that tells loads of one scenario apart."
+"Title of the column that distinguishes loads of one scenario."
 ENOUGH = 100
-"Requests of which one may be late where 99 % are to be in time."
+"Fewest requests of which one may be late if 99 % must be in time."
 LATE_MS, RATE_OFF = 1.0, 0.01
-"What the generator itself may be off by before a note says so."
+"Deviation of the generator itself above which a note is given."
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A heading, then rows of as many texts."""
+    """A heading, then rows with as many texts."""
 
     title: str
     heading: Sequence[str]
@@ -30,7 +30,7 @@ class Table:
 
 
 def title_of(run: LoadRun) -> str:
-    """What was loaded, in one line."""
+    """Describe in one line what was loaded."""
     settings = run.settings
     pool = f"for {100 * float(settings.get('pool_share', 0)):g} % of what all users need"
     if pages := settings.get("pool_pages"):
@@ -43,7 +43,7 @@ def title_of(run: LoadRun) -> str:
 
 
 def tables(run: LoadRun) -> list[Table]:
-    """Latency over rate; the parts of it; requests and the cache; AUC of the tasks, where there are labels."""
+    """Return the tables: latency over rate; its parts; requests and the cache; AUC of the tasks, if labelled."""
     found = [_latency(run), _parts(run), _requests(run), *([_auc(run)] if any(one.auc for one in run.points) else [])]
     return [_without_empty(one) for one in found]
 
@@ -180,7 +180,7 @@ def _without_empty(table: Table) -> Table:
 
 
 def notes(run: LoadRun) -> list[str]:
-    """What a reader has to know beside the tables."""
+    """Return what a reader has to know in addition to the tables."""
     found = list(run.notes)
     for point in run.points:
         label = point.scenario + (f" {point.asked_rate:.4g}/s" if point.asked_rate is not None else "")
@@ -197,7 +197,7 @@ def _of_generator(point: Point) -> list[str]:
     found = []
     if point.late is not None and (point.late.p99 or point.late.max or 0.0) > LATE_MS:
         found.append(f"the generator was late, {_worst(point.late)} ms: the machine had no core free for it")
-    whole = not point.interrupted  # of a part of the schedule nobody asked for a rate
+    whole = not point.interrupted  # no rate was requested for a part of the schedule
     if whole and point.asked_rate and point.offered_rate and abs(point.offered_rate / point.asked_rate - 1) > RATE_OFF:
         found.append(
             f"offered {point.offered_rate:.4g}/s, {100 * (point.offered_rate / point.asked_rate - 1):+.1f} % "
@@ -207,7 +207,7 @@ def _of_generator(point: Point) -> list[str]:
 
 
 def _worst(spread: Spread) -> str:
-    """The 99th percentile, of a series too short for it the maximum."""
+    """The 99th percentile, or the maximum for a series too short for it."""
     return f"p99 {figures.plain(spread.p99)}" if spread.p99 is not None else f"at most {figures.plain(spread.max)}"
 
 
@@ -220,7 +220,7 @@ def _of_capacity(point: Point) -> list[str]:
 
 
 def ended(point: Point) -> str:
-    """How a load went, in one line."""
+    """Describe in one line how a load ended."""
     rate = f" {point.asked_rate:.4g}/s" if point.asked_rate is not None else ""
     parts = [f"{point.answered} of {point.issued} answered"]
     parts += [f"{figures.plain(point.achieved_rate, 4)}/s"] if point.achieved_rate else []
@@ -230,14 +230,14 @@ def ended(point: Point) -> str:
 
 
 def few_requests(point: Point | None) -> str:
-    """What is to be said of a limit that was met by fewer requests than a 99th percentile takes; else nothing."""
+    """Return a warning for a limit met by too few requests for a 99th percentile; else an empty text."""
     if point is None or point.issued >= ENOUGH:
         return ""
     return f"by all of {point.issued} requests: too few for a 99th percentile, a longer --duration"
 
 
 def sentence(found: Highest) -> str:
-    """A highest rate in words."""
+    """Describe a highest rate."""
     if found.rate is None:
         return f"no rate tried has 99 % of requests within {found.slo_ms:g} ms{found.note and f' ({found.note})'}"
     return (

@@ -1,4 +1,4 @@
-"""The end of every run: cases by backends, who is fastest where, why a place is empty, and one sentence."""
+"""The summary of a run: a matrix of cases by backends, the fastest ones, reasons for gaps, and one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnbench.record import Record, Run, Status
 from attnbench.store.replicates import by_backend, case_of, is_replicated, verdicts_of_fastest
 
 Place = tuple[str, str]
-"""A row: the case, and of several GPUs the one."""
+"""Key of a row: the case, and the GPU if there are several."""
 BEST, SAME, UNCLEAR = "*", "=", "?"
 MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not distinguished from it"}
 MOST_LEFT = 3
@@ -28,22 +28,22 @@ OFTEN = 2
 SIZES = ("batch", "seqlen", "nheads", "cached", "num_candidates", "embedding_dim", "frames", "height", "width")
 "Fields of cases of any workload by which memory grows, in the order in which to try a smaller one."
 RIGHT = "ok"
-"What a place of a check says where every output was right."
+"Text of a cell of a check in which every output was right."
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One place of the matrix."""
+    """One cell of the matrix."""
 
     text: str = ""
     mark: str = ""
-    "one of `MARKS`, or nothing"
+    "one of `MARKS`, or empty"
     value: float | None = None
-    "the number behind the text, in the matrix's unit; None where there is none"
+    "the number behind the text, in the matrix's unit; None if there is none"
 
     @property
     def is_gap(self) -> bool:
-        """Whether it says how a backend ended in place of what was wanted of it."""
+        """Whether it shows how a backend ended instead of the requested value."""
         return self.value is None and self.text not in ("", RIGHT)
 
 
@@ -54,57 +54,57 @@ class Row:
     name: str
     case_id: str
     cells: Mapping[str, Cell]
-    "by backend; one that is not there was not asked for, or not reached"
+    "by backend; missing if it was not requested or not reached"
     gpu: str = ""
-    "which of several measured it"
+    "the GPU that measured it, if there are several"
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Cases by backends, of what was measured under the same conditions."""
+    """Cases by backends, measured under the same conditions."""
 
     title: str
-    "what the numbers are, with unit, and what all cases share"
+    "name of the values, with unit and the parts all case names share"
     conditions: Conditions | None
     backends: Sequence[str]
     rows: Sequence[Row]
 
     @property
     def leading(self) -> list[tuple[str, list[str]]]:
-        """The columns before those of backends, each a title and its texts: the case, and of several GPUs the GPU."""
+        """The columns before those of backends, each a title and its texts: the case, and the GPU if several."""
         gpus = [row.gpu for row in self.rows]
         return [("case", [row.name for row in self.rows]), *([("GPU", gpus)] if any(gpus) else [])]
 
     @property
     def marks(self) -> dict[str, str]:
-        """The marks that some place has, and what they mean."""
+        """The marks that occur, and their meanings."""
         used = {cell.mark for row in self.rows for cell in row.cells.values()}
         return {mark: words for mark, words in MARKS.items() if mark in used}
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run ends with."""
+    """The end of a run's output."""
 
     matrices: Sequence[Matrix]
     lost: Sequence[Lost] = ()
-    "why places are empty"
+    "reasons for gaps"
     sentence: str = ""
-    "who is fastest; empty where nothing was compared"
+    "which backend is fastest; empty if nothing was compared"
     notes: Sequence[str] = field(default=())
     reading: Sequence[str] = field(default=())
     results: Sequence[str] = field(default=())
-    "what follows from several cases together, such as the length from which sparsity pays"
+    "conclusions from several cases, such as the length from which sparsity pays"
     grids: Sequence[Block] = field(default=())
-    "one number over two quantities of the cases"
+    "one value over two fields of the cases"
 
 
 def summary(run: Run, view: View | None = None) -> Summary:
-    """The matrix of each way of measuring, the reasons for gaps and the sentence.
+    """Return the matrix of each set of measuring conditions, the reasons for gaps and the sentence.
 
     Args:
         run: with its statistics derived.
-        view: the number that the matrices show; None is the median.
+        view: the value that the matrices show; None means the median.
     """
     if not run.settings.measure:
         return Summary([_checks(run)] if run.records else [], lost_of(run.records))
@@ -162,7 +162,7 @@ def _left_out(run: Run) -> list[str]:
 
 
 def _out_of_memory(records: Sequence[Record]) -> list[str]:
-    """What to do where it happened again and again; each row has its own reason."""
+    """Advice if memory ran out repeatedly; each row also has its own reason."""
     full = [record for record in records if record.status is Status.OOM]
     if len(full) < OFTEN:
         return []
@@ -181,7 +181,7 @@ def _matrix(
     cells: Mapping[Place, Mapping[str, Cell]],
     shared: Sequence[str],
 ) -> Matrix:
-    """Rows and columns in the order of the run, with the status where a record of the case has no number."""
+    """Return rows and columns in the order of the run, with the status of records without a value."""
     there = {backend_name(record) for record in records}
     backends = [name for name in dict.fromkeys(map(backend_name, run.records)) if name in there]
     names = {case_of(record): record.case_id for record in records}
@@ -192,7 +192,7 @@ def _matrix(
     rows = [Row(without_words(names[case], shared), names[case],
                 {name: cell for name in backends if (cell := found.get(name) or gaps.get(case, {}).get(name))}, gpu)
             for (case, gpu), found in cells.items()]  # fmt: skip
-    # A case in which nobody has a time is a row of gaps: it belongs to no way of measuring more than to another.
+    # A case without any time is a row of gaps, which belongs to no set of conditions in particular.
     rows += [Row(without_words(case_id, shared), case_id, {name: cell for name in backends if (cell := row.get(name))})
              for case, row in gaps.items() if not any(one.time for one in run.records if case_of(one) == case)
              for case_id in [next(one.case_id for one in run.records if case_of(one) == case)]]  # fmt: skip
@@ -201,7 +201,7 @@ def _matrix(
 
 
 def _checks(run: Run) -> Matrix:
-    """Of a run that timed nothing: whether each backend was right."""
+    """For a run that timed nothing: whether each backend was right."""
     shared, rows = shared_words(run.records), []
     for records in by_case(run.records).values():
         cells = {}
@@ -215,7 +215,7 @@ def _checks(run: Run) -> Matrix:
 
 
 def _unit(title: str, metric: str) -> float:
-    """What a value is multiplied by to be in the unit that the column's title ends with."""
+    """Return the factor that converts a value to the unit at the end of the column's title."""
     name = title.rsplit(" ", 1)[-1]
     factors = {unit.name: unit.per_ms for unit in (figures.MICROSECONDS, figures.MILLISECONDS, figures.SECONDS)}
     if metric in ("median", "mean", "margin", "busy"):
@@ -223,28 +223,28 @@ def _unit(title: str, metric: str) -> float:
     return 1e3 if metric == "host" else 1.0
 
 
-# ── who is fastest ─────────────────────────────────────────────────────────────────────────────────
+# ── the fastest backend ────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Who is fastest in one case under one way of measuring."""
+    """The ranking of one case under one set of measuring conditions."""
 
     case: str
     records: Sequence[Record]
-    "with a time, the fastest first; replicates combined"
+    "timed ones, the fastest first; replicates combined"
     verdicts: Mapping[str, str]
-    "of the fastest against each other backend"
+    "of the fastest compared with each other backend"
 
     @property
     def is_clear(self) -> bool:
-        """The fastest is shown to be faster than each other backend."""
+        """Whether the fastest is shown to be faster than each other backend."""
         return all(verdict == "faster" for verdict in self.verdicts.values())
 
     @property
     def marks(self) -> dict[tuple[str, str], str]:
         """Marks of the backends of the case."""
-        if not self.verdicts:  # nobody to compare with
+        if not self.verdicts:  # nothing to compare with
             return {}
         signs = {"faster": "", "same": SAME}
         found = {name: signs.get(verdict, UNCLEAR) for name, verdict in self.verdicts.items()}
@@ -268,7 +268,7 @@ def _standings(run: Run) -> Iterator[Standing]:
 
 
 def _sentence(standings: Sequence[Standing]) -> str:
-    """Who is fastest, in how many of the cases in which backends were compared, and by how much."""
+    """Describe which backend is fastest, in how many of the cases compared, and by how much."""
     contests = [one for one in standings if one.verdicts]
     if not contests:
         return ""
@@ -337,7 +337,7 @@ def _is_wild(record: Record) -> bool:
 
 
 def _short(ratio: float, half: float | None = None) -> str:
-    """Two decimals, or fewer where the interval supports no more."""
+    """Format with two decimals, or fewer if the interval supports no more."""
     return min(f"{ratio:.2f}", figures.measured(ratio, half), key=len)
 
 
@@ -348,7 +348,7 @@ def _next_behind(contest: Standing, name: str) -> tuple[str, float] | None:
 
 
 def _ratio(contest: Standing, name: str, other: str) -> float | None:
-    """Other's median over this one's: paired where a speed-up of the run is of the two, else of the medians."""
+    """Other's median over this one's: paired if the run has a speed-up of the two, else the ratio of medians."""
     by_name = {backend_name(record): record for record in contest.records}
     own, rival = by_name.get(name), by_name.get(other)
     if own is None or rival is None:

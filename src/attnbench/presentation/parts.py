@@ -1,4 +1,4 @@
-"""What the time of a launch is made of: by category of its kernels where a capture was attached, else by its phases."""
+"""Parts of a launch's time: by category of its kernels if a capture was attached, else by its phases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IN_CAPTURE = "attention preparation"
 
 
 def parts_of(record: Record) -> dict[str, float]:
-    """Named parts in ms, attention first and idle last; empty where the attention was not timed."""
+    """Return named parts in ms, attention first and idle last; empty if the attention was not timed."""
     found = {
         name.removeprefix(OF_LAUNCH): ms for name, ms in record.counters.items() if name.startswith(OF_LAUNCH) and ms
     }

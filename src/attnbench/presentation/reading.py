@@ -1,7 +1,7 @@
-"""Reading help: what a table means, in sentences, each said only where it is true.
+"""Reading help: sentences that interpret a table, each shown only if it is true.
 
-The rules are data (reading.toml); here are the facts they speak of.  A fact is a number, a word or
-None where it is not known, and a rule about an unknown fact says nothing.
+The rules are data (reading.toml); their facts are computed here.  A fact is a number, a word or
+None if it is unknown; a rule about an unknown fact does not apply.
 
     of a row     backend, baseline, verdict, speedup_low, speedup_high, gain (speedup_low, never rounded up),
                  memory_ratio, memory_inverse,
@@ -33,16 +33,16 @@ from attnbench.store.replicates import case_of
 Facts = dict[str, Any]
 
 PLAIN = ("eager", "sdpa-math", "hstu-eager")
-"Backends that are plain PyTorch: what a fused kernel is expected to beat."
+"Backends in plain PyTorch, which fused kernels are expected to beat."
 TILE_ROWS = 128
-"Query rows that one program of a usual attention kernel takes."
+"Query rows per program of a typical attention kernel."
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One sentence and when it holds."""
+    """One sentence and its conditions."""
 
     name: str
     of: str
@@ -51,29 +51,29 @@ class Rule:
     brief: str
 
     def holds(self, facts: Facts) -> bool:
-        """Whether every condition is true; an unknown fact is true of nothing."""
+        """Return whether every condition is true; conditions on unknown facts are false."""
         return all(_is(facts.get(name), condition) for name, condition in self.when.items())
 
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """All rules, in the order in which they are said."""
+    """All rules, in the order of their sentences."""
     data = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     return tuple(Rule(**entry) for entry in data["rule"])
 
 
 def read_table(run: Run, records: Sequence[Record]) -> list[str]:
-    """What the table of these records means.
+    """Return sentences that interpret the table of these records.
 
     Args:
-        run: whose environments hold.
-        records: all with a time, of one case and under the same conditions; replicates combined.
+        run: with the environments.
+        records: all timed ones, of one case and under the same conditions; replicates combined.
     """
     return [sentence for rule in rules() if (sentence := _sentence(rule, rule.say, *_facts(run, records)))]
 
 
 def read_sweep(run: Run, records: Sequence[Record]) -> list[str]:
-    """What a table of many cases means: each rule once, with the number of cases for which it holds."""
+    """Interpret a table of many cases: each rule once, with the number of cases for which it holds."""
     cases: dict[str, list[Record]] = {}
     for record in records:
         cases.setdefault(case_of(record), []).append(record)
@@ -87,7 +87,7 @@ def read_sweep(run: Run, records: Sequence[Record]) -> list[str]:
 
 
 def _sentence(rule: Rule, words: str, table: Facts, rows: Sequence[Facts]) -> str | None:
-    """The sentence of a rule, or None where it does not hold."""
+    """Return the sentence of a rule, or None if it does not hold."""
     candidates = {"table": [table], "fastest": rows[:1], "each": rows}[rule.of]
     true = [facts for facts in candidates if rule.holds(table | facts)]
     if not true:
@@ -96,7 +96,7 @@ def _sentence(rule: Rule, words: str, table: Facts, rows: Sequence[Facts]) -> st
 
 
 def _facts(run: Run, records: Sequence[Record]) -> tuple[Facts, list[Facts]]:
-    """Facts of the table, and of its rows, the fastest first."""
+    """Return the facts of the table, and of its rows, the fastest first."""
     ordered = sorted((record for record in records if record.time and record.time.median_ms is not None),
                      key=lambda record: record.time.median_ms or math.inf if record.time else math.inf)  # fmt: skip
     base = next((record.speedup.baseline for record in ordered if record.speedup), None)
@@ -108,7 +108,7 @@ def _facts(run: Run, records: Sequence[Record]) -> tuple[Facts, list[Facts]]:
 
 
 def _over_plain(ordered: Sequence[Record], baseline: str | None) -> Facts:
-    """How many times as fast the fastest is as plain PyTorch, by the ends of both speed-ups' intervals."""
+    """Return how many times as fast the fastest is as plain PyTorch, from the ends of both speed-ups' intervals."""
     fastest, *others = ordered
     plain = next((record for record in others if record.backend in PLAIN), None)
     if plain is None or fastest.backend in PLAIN or _is_wild(fastest) or _is_wild(plain):
@@ -126,12 +126,12 @@ def _over_plain(ordered: Sequence[Record], baseline: str | None) -> Facts:
 
 
 def _is_wild(record: Record) -> bool:
-    """Whether nothing is to be said of its time: the interval is wider than the value."""
+    """Return whether the interval of its time is wider than the value, so that nothing is said about it."""
     return record.time is not None and figures.wild_time(record.time)
 
 
 def _interval(record: Record, baseline: str | None) -> tuple[float | None, float | None]:
-    """Ends of the speed-up; the baseline is as fast as itself."""
+    """Return the ends of the speed-up's interval; 1 for the baseline."""
     if record.backend == baseline:
         return 1.0, 1.0
     return (record.speedup.ci_low, record.speedup.ci_high) if record.speedup else (None, None)
@@ -202,10 +202,10 @@ def _memory_facts(record: Record, baseline: Record | None) -> Facts:
 
 
 def _roofline_facts(record: Record) -> Facts:
-    """Which measured ceiling bounds the case, and how much of it the row reaches.
+    """Return which measured ceiling bounds the case, and how much of it the row reaches.
 
-    Executed FLOPs where the launch states them: a block-sparse kernel does fewer than the useful
-    FLOPs of its case, and would seem to beat the machine.
+    Executed FLOPs are used if the launch states them: a block-sparse kernel does fewer than the useful
+    FLOPs of its case, and would seem to exceed the machine.
     """
     work, time = record.work, record.time
     matmul, copy = (record.ceilings.get(name) for name in ("matmul_tflops", "copy_gbps"))
@@ -222,7 +222,7 @@ def _roofline_facts(record: Record) -> Facts:
 
 
 def _is(fact: Any, condition: str) -> bool:
-    """``">= 1.2, < 1.5"`` of a number, equality of a word."""
+    """Evaluate ``">= 1.2, < 1.5"`` for a number, or equality for a word."""
     if fact is None:
         return False
     if isinstance(fact, str):

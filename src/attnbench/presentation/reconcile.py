@@ -1,26 +1,26 @@
-"""End to end and attention by itself, reconciled: what a faster attention should buy, and what it bought.
+"""Compares the end-to-end step with the attention alone: the predicted and the measured gain of a faster attention.
 
     predicted step = step₀ - attention₀ + attention
 
-with the step and the attention of the row that is started from (₀) and the attention of each other row of its case:
-of a call by itself, times the calls of a step, where that was timed (phase `attention alone`), else in place.  What
-is measured differs from that by
+with the step and the attention of a reference row (₀) and the attention of each other row of its case.  This is
+the time of a call by itself, times the calls of a step, if it was timed (phase `attention alone`), else in place.  The
+measured step differs from the prediction by
 
-    in place      what the attention takes in the model beyond itself alone: caches, the clock, launches
-    copies        what a backend needs beside it (phase `copies`)
-    gaps          of the step the time in which no kernel ran
-    clock         the whole difference, less what is left of it when cycles of the SM clock are counted instead of ms
+    in place      additional time of the attention inside the model: caches, the clock, launches
+    copies        copies that a backend needs in addition (phase `copies`)
+    gaps          time of the step without a running kernel
+    clock         the difference in ms that disappears when cycles of the SM clock are compared instead
     unexplained   the rest
 
-each against the same of the row that is started from, in cycles at the row's own clock where clocks were read.
+each relative to the reference row, in cycles at each row's own clock if clocks were read.
 
 A row whose attention takes longer than its whole step cannot be explained: its phases have few samples, and launched
-one by one they wait for the host.  It is left out, and a note says so.
+one by one they wait for the host.  It is omitted, with a note.
 
-Of both phases the time in which kernels run is meant, where that is known: a phase alone may wait for the host between
-its launches, where a whole step has work queued.  Rows that serve requests time both of one layer, and count the
-`layers`; others time them of the whole step.  Compared are rows that compute the same: those that find other tokens
-cached stand in a table of their own.
+Both phases use the time in which kernels run, if it is known: a phase alone may wait for the host between
+its launches, while a whole step has work queued.  Rows that serve requests time both for one layer, and count the
+`layers`; others time them for the whole step.  Only rows that compute the same are compared: rows that find other
+numbers of tokens cached have a table of their own.
 """
 
 from __future__ import annotations
@@ -45,87 +45,87 @@ RESIDUES = ("in_place", "copies", "gaps", "clock", "unexplained")
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What is known of one row, in ms or in millions of cycles."""
+    """Known parts of one row, in ms or in millions of cycles."""
 
     step: float
     attention: float
     "in place, without its copies"
     alone: float | None
-    "of a call by itself, times the calls of a step"
+    "time of a call by itself, times the calls of a step"
     copies: float
     gaps: float
 
     @property
     def exchanged(self) -> float:
-        """The attention that a prediction exchanges."""
+        """The attention time that a prediction exchanges."""
         return self.attention if self.alone is None else self.alone
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """One row: its step as measured, and as the first row predicts it."""
+    """One row: its step as measured, and as predicted from the reference row."""
 
     record: Record
     ms: Parts
     cycles: Parts | None
-    "None where clocks were not read of all that is compared"
+    "None if clocks were not read for everything that is compared"
     first: Reconciled | None
-    "the row that is started from; None of itself"
+    "the reference row; None for that row itself"
 
     @property
     def step_ms(self) -> float:
-        """As measured."""
+        """Step as measured."""
         return self.ms.step
 
     @property
     def attention_ms(self) -> float:
-        """In place, with its copies."""
+        """Attention in place, with its copies."""
         return self.ms.attention + self.ms.copies
 
     @property
     def predicted_ms(self) -> float | None:
-        """The step as the first row predicts it; None of that row."""
+        """The step as predicted from the reference row; None for that row."""
         return None if self.first is None else _predicted(self.first.ms, self.ms)
 
     @property
     def difference(self) -> float | None:
-        """Measured against predicted: 0.02 is 2 % more than predicted."""
+        """Measured relative to predicted: 0.02 means 2 % more than predicted."""
         return _over(self.ms.step, self.predicted_ms)
 
     @property
     def predicted_cycles(self) -> float | None:
-        """The same in millions of cycles; None where clocks are not known."""
+        """The prediction in millions of cycles; None if clocks are unknown."""
         if self.first is None or self.first.cycles is None or self.cycles is None:
             return None
         return _predicted(self.first.cycles, self.cycles)
 
     @property
     def difference_in_cycles(self) -> float | None:
-        """Measured against predicted."""
+        """Measured relative to predicted, in cycles."""
         return _over(self.cycles.step, self.predicted_cycles) if self.cycles else None
 
     @property
     def in_place(self) -> float | None:
-        """The attention in place against itself alone, in cycles where they are known: 0.02 is 2 % more."""
+        """The attention in place relative to alone, in cycles if they are known: 0.02 means 2 % more."""
         parts = self.cycles or self.ms
         return _over(parts.attention, parts.alone)
 
     @property
     def limit(self) -> float:
-        """Speed-up of the first row's step if its attention took no time."""
+        """Speed-up of the reference row's step if its attention took no time."""
         first = (self.first or self).ms
         return first.step / (first.step - first.attention - first.copies)
 
     @property
     def saved(self) -> float | None:
-        """Of the first row's attention time the share that this row's step is shorter by: 1 is the limit."""
+        """Reduction of this row's step as a share of the reference row's attention time: 1 is the limit."""
         if self.first is None:
             return None
         return (self.first.ms.step - self.ms.step) / (self.first.ms.attention + self.first.ms.copies)
 
     @property
     def residues(self) -> dict[str, float]:
-        """What measured and predicted differ by, in ms, by the names of `RESIDUES`; empty of the first row."""
+        """Parts of the difference between measured and predicted, in ms, by `RESIDUES`; empty for the reference row."""
         if self.first is None or self.predicted_ms is None:
             return {}
         difference = self.ms.step - self.predicted_ms
@@ -145,7 +145,7 @@ class Reconciled:
 
     @property
     def generation_s(self) -> tuple[float, float] | None:
-        """A whole generation as predicted and as measured; None where none was carried out."""
+        """A whole generation as predicted and as measured; None if none was run."""
         if self.first is None or self.predicted_ms is None:
             return None
         first, mine = (row.record.counters for row in (self.first, self))
@@ -158,7 +158,7 @@ class Reconciled:
 
 
 def attention_ms(record: Record) -> float | None:
-    """What attention takes in a step with its copies, in ms; None where it was not timed or its layers not known."""
+    """Return the time of attention in a step with its copies, in ms; None if it was not timed or layers are unknown."""
     times = [record.phases[name] for name in (ATTENTION, COPIES) if name in record.phases]
     known = [ms for time in times if (ms := _ms(time)) is not None]
     calls = _calls(record)
@@ -166,11 +166,11 @@ def attention_ms(record: Record) -> float | None:
 
 
 def reconcile(records: Sequence[Record], baseline: str | None) -> list[list[Reconciled]]:
-    """Tables of rows that compute the same, the row that is started from first; those of one row are left out.
+    """Return tables of rows that compute the same, the reference row first; single rows are omitted.
 
     Args:
         records: of one case.
-        baseline: the row to start from, where it is among them; else the first one.
+        baseline: the reference row, if it is among them; else the first row.
     """
     known: dict[float | None, list[Record]] = {}
     for record in records:
@@ -185,20 +185,20 @@ def reconcile(records: Sequence[Record], baseline: str | None) -> list[list[Reco
         with_clock = all(cycles is not None for _, cycles in parts)
         table: list[Reconciled] = []
         for record, (ms, cycles) in zip(rows, parts, strict=True):
-            assert ms is not None  # it has an attention
+            assert ms is not None  # the row has an attention time
             table.append(Reconciled(record, ms, cycles if with_clock else None, table[0] if table else None))
         tables.append(table)
     return [table for table in tables if len(table) > 1]
 
 
 def megacycles(time: Time) -> float | None:
-    """Median of the cycles of the SM clock that samples took, in millions; None where no clock was read."""
+    """Return the median number of SM clock cycles per sample, in millions; None if no clock was read."""
     pairs = [(ms, mhz) for ms, mhz in zip(time.samples_ms, time.sm_mhz, strict=False) if mhz]
     return statistics.median(ms * mhz / 1e3 for ms, mhz in pairs) if pairs else None
 
 
 def reconciled(title: str, records: Sequence[Record], baseline: str | None) -> list[Block]:
-    """The tables of one case; nothing where attention is timed of fewer than two rows."""
+    """Return the tables of one case; none if the attention of fewer than two rows was timed."""
     late = [backend_name(record) for record in records if _longer_than_its_step(record)]
     notes = [NOTE] + [
         f"left out: {', '.join(late)}: attention took longer than the whole step; it has few samples, "
@@ -212,7 +212,7 @@ def reconciled(title: str, records: Sequence[Record], baseline: str | None) -> l
 
 
 def _longer_than_its_step(record: Record) -> bool:
-    """Whether the attention, in place or by itself times the calls of a step, takes longer than the step."""
+    """Return whether the attention, in place or by itself times the calls of a step, takes longer than the step."""
     step, alone = record.time.median_ms if record.time else None, record.phases.get(ALONE)
     by_itself = (_ms(alone) or 0.0) * (record.counters.get("layers") or 0.0) if alone else 0.0
     return bool(step) and max(attention_ms(record) or 0.0, by_itself) >= (step or 0.0)
@@ -223,13 +223,13 @@ def _ms(time: Time) -> float | None:
 
 
 def _calls(record: Record) -> float | None:
-    if "ranks" in record.counters:  # attention alone, beside an exchange that it hides
+    if "ranks" in record.counters:  # its attention alone overlaps a communication phase
         return None
     return record.counters.get("layers") if REQUESTS in record.counters else 1
 
 
 def _parts(record: Record, read: Callable[[Time], float | None], alone: bool) -> Parts | None:
-    """What is known of a row, as `read` reads a time; None where something is not."""
+    """Return the known parts of a row, with times read by `read`; None if one is missing."""
     calls, time = _calls(record), record.time
     step = time.median_ms if time and read is _ms else read(time) if time else None
     found = {name: read(record.phases[name]) for name in (ATTENTION, COPIES, ALONE) if name in record.phases}
@@ -297,7 +297,7 @@ def _cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
 
 
 def _differences(title: str, rows: Sequence[Reconciled]) -> list[Block]:
-    """What measured and predicted differ by, in ms and in cycles; nothing where neither clocks nor gaps are known."""
+    """Return the parts of the differences, in ms and in cycles; none if neither clocks nor gaps are known."""
     if not any(row.cycles or row.ms.gaps or row.ms.alone is not None for row in rows):
         return []
     unit = figures.unit_for(row.step_ms for row in rows)
@@ -322,7 +322,7 @@ def _differences(title: str, rows: Sequence[Reconciled]) -> list[Block]:
 
 def _difference_cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
     residues = row.residues
-    # What is left of a difference of two equal times is no time.
+    # Differences of equal times that are rounding errors are ignored.
     least = 1e-9 * row.step_ms
     known = {name: ms if abs(ms) > least else 0.0 for name, ms in residues.items()}
     shown = {name: f"{known[name] * unit.per_ms:+.3g}" for name in RESIDUES if name in known}

@@ -1,4 +1,4 @@
-"""What must be said under a table so that nobody reads more into it than it holds."""
+"""Notes below a table that prevent misinterpretation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from attnbench.store.replicates import by_backend, case_of, tie
 
 MOST_OWN_NOTES = 8
 COUNT, COUNTED = re.compile(r"\b\d+(?= of \d+ )"), "\0"
-"""How many of how many, and what stands for it while notes are held together."""
+"""A count ("3 of 12"), and its placeholder while notes are compared."""
 LEAST_CORES, LEAST_SHARE = 0.25, 0.05
-"""Of other processes' load on a CPU that is worth a note: cores, and a share of all of them."""
+"""Load of other processes on a CPU from which a note is given: cores, and share of all cores."""
 
 
 def remarks(run: Run, records: Sequence[Record], *, replicated: bool = False) -> list[str]:
-    """Notes that are true of these records, each one line.
+    """Return notes that are true of these records, each one line.
 
     Args:
-        run: whose settings and environments hold.
-        records: all with a time, under the same conditions; of one case or of several.
+        run: with the settings and environments.
+        records: all timed ones, under the same conditions; of one case or of several.
         replicated: processes are compared, not the samples of one.
     """
     own = list(dict.fromkeys(own_notes(records)))
@@ -45,7 +45,7 @@ def _ties(records: Sequence[Record], *, replicated: bool) -> Iterator[str]:
 
 
 def _gaps(records: Sequence[Record]) -> Iterator[str]:
-    """Who has a time in processes in which the baseline has none, so that fewer of them compare the two."""
+    """Note backends timed in processes in which the baseline has no time, so that fewer processes compare the two."""
     for members in _by_case(records).values():
         for name, own in by_backend(members).items():
             compared = sum(record.speedup is not None for record in own)
@@ -65,7 +65,7 @@ def _noise(run: Run, records: Sequence[Record]) -> Iterator[str]:
     target = run.settings.rel_ci
     noisy = []
     for record in records:
-        # Of what is wider than its value another note speaks.
+        # If the interval is wider than the value, another note says so.
         relative = figures.time_relative(record.time) if record.time and not figures.wild_time(record.time) else None
         if relative is not None and relative > target:
             noisy.append((relative, record.backend))
@@ -75,7 +75,7 @@ def _noise(run: Run, records: Sequence[Record]) -> Iterator[str]:
 
 
 def _load(run: Run, records: Sequence[Record]) -> Iterator[str]:
-    """What other processes took of the CPU while this was measured."""
+    """Note the CPU load of other processes during the measurement."""
     seen = [
         (record.time.other_cores, record.environment)
         for record in records
@@ -118,13 +118,13 @@ def _stops(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _places(records: Sequence[Record]) -> tuple[int, int]:
-    """How many cases, and how many measurements of one in a process."""
+    """Return the number of cases, and of measurements of one case in a process."""
     groups = {(case_of(record), record.replicate) for record in records}
     return len({case for case, _ in groups}), len(groups)
 
 
 def own_notes(records: Sequence[Record]) -> Iterator[str]:
-    """A note of several rows once, with their names; of those that differ in a count, ``2 of 12``, the range."""
+    """Yield notes of several rows once, with their names; if they differ in a count, ``2 of 12``, with the range."""
     rows: dict[str, dict[str, None]] = {}
     counts: dict[str, set[int]] = {}
     for record in records:

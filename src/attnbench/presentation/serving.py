@@ -1,8 +1,8 @@
-"""The table of rows that serve requests: latency end to end, host and GPU apart, throughput, hits, attention's share.
+"""The table of rows that serve requests: end-to-end latency, host and GPU times, throughput, hits, attention's share.
 
-Whatever a launch counts as `requests` has it.  End to end is what the timer `wall` reads; the GPU's part is that of a
-timer that reads the device alone.  Attention's share is that of the phases' sum, in which the phases of one layer
-count `layers` times; 1 / (1 - share) is what a step would gain if attention took no time at all.
+It contains every row whose launch has the counter `requests`.  End to end is the time of the timer `wall`; the GPU's
+part is that of a timer that reads the device only.  Attention's share refers to the sum of the phases, in which the
+phases of one layer count `layers` times; 1 / (1 - share) is the speed-up of a step if attention took no time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ REQUESTS, TOKENS = "requests", "tokens"
 PER_SECOND = (REQUESTS, TOKENS)
 EVICTED = "evicted_users"
 STEP = re.compile(r"cached (\d+)")
-"Phases that are whole steps, those of a series in which histories grow."
+"Names of phases that are whole steps, in a series of growing histories."
 FOUND = ("hit_tokens", "host_hit_tokens", "missed_tokens")
 
 
 def serving(title: str, records: Sequence[Record]) -> list[Block]:
-    """A line for each record that serves requests; nothing where none does."""
+    """Return a line for each record that serves requests; nothing if none does."""
     served = [record for record in records if record.counters.get(REQUESTS) and record.time]
     if not served:
         return []
@@ -58,7 +58,7 @@ def serving(title: str, records: Sequence[Record]) -> list[Block]:
 
 
 def steps_of(record: Record) -> dict[int, Time]:
-    """Times of the single steps of a record whose histories grow, by the tokens that a user has cached; else none."""
+    """Return the times of single steps of a record with growing histories, by a user's cached tokens; else none."""
     found = {}
     for name, time in record.phases.items():
         if (match := STEP.fullmatch(name)) is not None:
@@ -67,7 +67,7 @@ def steps_of(record: Record) -> dict[int, Time]:
 
 
 def growth(title: str, records: Sequence[Record]) -> list[Block]:
-    """A line for each record whose histories grow: the times of its first step, of doublings and of its last."""
+    """Return a line for each record with growing histories: times of its first step, of doublings and of its last."""
     grown = [(record, steps) for record in records if (steps := steps_of(record))]
     if not grown:
         return []
@@ -87,7 +87,7 @@ def growth(title: str, records: Sequence[Record]) -> list[Block]:
 
 
 def _milestones(counts: Sequence[int]) -> list[int]:
-    """The first of rising counts, each that is at least twice the one taken before, and the last."""
+    """Return the first of ascending counts, each that is at least twice the previously chosen one, and the last."""
     found = list(counts[:1])
     for count in counts[1:]:
         if count >= 2 * found[-1] and count > found[-1]:
@@ -96,18 +96,18 @@ def _milestones(counts: Sequence[int]) -> list[int]:
 
 
 def end_to_end(record: Record) -> Time | None:
-    """The time from requests to logits, as the host sees it; None where only the device was timed."""
+    """Return the host's time from requests to logits; None if only the device was timed."""
     return next((time for time in (record.time, *record.timers.values()) if time and time.timer == END_TO_END), None)
 
 
 def of_the_device(record: Record) -> Time | None:
-    """The device's time alone; None on a CPU."""
+    """Return the device's time; None on a CPU."""
     times = {time.timer: time for time in (record.time, *record.timers.values()) if time}
     return next((times[name] for name in OF_THE_DEVICE if name in times), None)
 
 
 def attention_share(record: Record) -> float | None:
-    """Share of the phases' sum that attention takes, from 0 to 1; None where phases or layers are not known."""
+    """Return attention's share of the sum of phases, from 0 to 1; None if phases or layers are unknown."""
     layers = record.counters.get("layers")
     medians: dict[str, float] = {}
     for name, time in record.phases.items():
@@ -119,7 +119,7 @@ def attention_share(record: Record) -> float | None:
 
 
 def hit_share(record: Record, name: str) -> float | None:
-    """Share of the history's tokens that are found on the device (hit_tokens) or in host memory (host_hit_tokens)."""
+    """Return the share of history tokens found on the device (hit_tokens) or in host memory (host_hit_tokens)."""
     own, total = record.counters.get(name), 0.0
     for one in FOUND:
         if (count := record.counters.get(one)) is None:

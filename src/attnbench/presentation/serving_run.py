@@ -1,7 +1,7 @@
-"""What all rows of a serving run say together: time over batch and candidates, what doubling costs, whether it works.
+"""Conclusions from all rows of a serving run: time over batch and candidates, the cost of doubling, whether it works.
 
-A doubling is two cases of one backend that differ in one quantity alone, by a factor of two; its cost is the ratio of
-their times.  Times are medians end to end where every row has them, else those of the timer that all share.
+A doubling is two cases of one backend that differ only in one quantity, by a factor of two; its cost is the ratio of
+their times.  Times are end-to-end medians if every row has them, else those of the timer that all share.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DOUBLED = {
     "cached": "the cached tokens",
     "new_tokens": "the new tokens",
 }
-"Quantities of a case, and what they are called."
+"Quantities of a case, and their names."
 
 Times = Mapping[str, Mapping[str, tuple[Record, float]]]
-"Of each backend and case a record and its median, ms."
+"For each backend and case, a record and its median, ms."
 
 
 def grids(run: Run) -> list[Block]:
-    """Of each backend the time over users and candidates, a line for each number of users; nothing of fewer than 2 x 2."""
+    """Return for each backend the time over users and candidates; nothing for fewer than 2 x 2 cases."""
     known, what = _times(run)
     found = []
     for backend, cases in known.items():
@@ -57,7 +57,7 @@ def grids(run: Run) -> list[Block]:
 
 
 def doublings(run: Run) -> list[str]:
-    """What twice of each quantity costs, a sentence a backend."""
+    """Return a sentence per backend with the cost of doubling each quantity."""
     known, what = _times(run)
     found = []
     for backend, cases in known.items():
@@ -74,7 +74,7 @@ def doublings(run: Run) -> list[str]:
 
 
 def works(run: Run) -> list[str]:
-    """Whether a step of ranking works here, in one sentence; nothing of a run that was not checked."""
+    """Return a sentence that says whether a ranking step works on this machine; none for an unchecked run."""
     records = [record for record in run.records if record.workload == WORKLOAD]
     right = [record for record in records if record.status is Status.PASSED and record.errors]
     wrong = [record for record in records if record.status not in (Status.PASSED, Status.SKIPPED)]
@@ -102,7 +102,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _times(run: Run) -> tuple[Times, str]:
-    """The medians of all rows, and what they are of."""
+    """Return the medians of all rows, and their name."""
     timed = [record for record in run.records if record.workload == WORKLOAD and record.time]
     whole = [end_to_end(record) for record in timed]
     is_whole = all(whole)
@@ -122,13 +122,13 @@ def _median(time: Time | None) -> float | None:
 
 
 def _varied(cases: Mapping[str, tuple[Record, float]]) -> list[str]:
-    """Fields that the cases do not all have alike."""
+    """Return the fields in which the cases differ."""
     first: Sequence[Mapping[str, Any]] = [record.case for record, _ in cases.values()]
     return [name for name in first[0] if len({str(case.get(name)) for case in first}) > 1]
 
 
 def _ratios(cases: Iterable[tuple[Record, float]], name: str) -> list[float]:
-    """Times of cases with twice the quantity, in units of those with it."""
+    """Return the ratios of times between cases with twice the quantity and those with it."""
     known = {_place(record.case, name, record.case[name]): ms for record, ms in cases}
     return [
         known[twice] / ms

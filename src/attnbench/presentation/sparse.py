@@ -1,9 +1,9 @@
-"""What sparse rows say besides: two rates, efficiency, how good a predicted map is, and where sparsity begins to pay.
+"""Additional columns of sparse rows: two rates, efficiency, quality of a predicted map, and the break-even length.
 
     TFLOP/s             executed: FLOPs of the visible pairs that the map keeps, over the time
-    effective TFLOP/s   FLOPs of the dense problem over the same time: what a dense kernel would have to reach
-    density             the first by the second, without the time
-    E                   speed-up over the dense baseline x density: 1 where time falls as the work does
+    effective TFLOP/s   FLOPs of the dense problem over the same time: the rate that a dense kernel would need
+    density             ratio of these FLOPs, without the time
+    E                   speed-up over the dense baseline x density: 1 if time falls in proportion to work
     break-even          the length from which a backend is faster than the dense baseline
 
 E and break-even exist where the baseline computes dense attention (``dense[…]``).
@@ -23,9 +23,9 @@ WORKLOAD = "sparse"
 DENSE = "dense"
 LENGTHS = ("seqlen", "seqlen_k")
 SAID = ("density", "causal")
-"Fields that every sentence of break-even says in words of its own."
+"Fields that are worded separately in every break-even sentence."
 CHOSEN = ("density", "mass_kept", "dense_rel_l1")
-"Counters of a map that a launch chose (`workloads.sparse.choice`)."
+"Counters of a map chosen by a launch (`workloads.sparse.choice`)."
 
 
 def effective(record: Record) -> float | None:
@@ -34,13 +34,13 @@ def effective(record: Record) -> float | None:
 
 
 def density(record: Record) -> float | None:
-    """Share of the dense problem's work that the row computes; None of other workloads."""
+    """Share of the dense problem's work that the row computes; None for other workloads."""
     work = record.work
     return work.flops / work.dense_flops if work and work.dense_flops else None
 
 
 def efficiency(record: Record) -> float | None:
-    """Speed-up over dense attention x density; None where the baseline is not dense or the row is."""
+    """Speed-up over dense attention x density; None if the baseline is not dense, or the row is."""
     share, speedup = density(record), record.speedup
     if share is None or speedup is None or not _dense(speedup.baseline) or _dense(record.backend):
         return None
@@ -57,7 +57,7 @@ def cells(record: Record) -> dict[str, str]:
 
 
 def maps(title: str, records: Sequence[Record]) -> list[Block]:
-    """How good the maps are that launches predicted; nothing where none did."""
+    """Return the quality of maps that launches predicted; nothing if none did."""
     chosen = [record for record in records if all(record.counters.get(name) is not None for name in CHOSEN)]
     if not chosen:
         return []
@@ -73,7 +73,7 @@ def maps(title: str, records: Sequence[Record]) -> list[Block]:
 
 
 def break_even(records: Sequence[Record]) -> list[str]:
-    """A sentence for each backend that was measured against dense attention at several lengths."""
+    """Return a sentence for each backend that was compared with dense attention at several lengths."""
     found: dict[tuple[Any, ...], dict[int, Record]] = {}
     for record in records:
         if record.workload == WORKLOAD and efficiency(record) is not None:
@@ -99,7 +99,7 @@ def _pays(by_length: Mapping[int, Record]) -> str:
     ratios = [speedup.ratio if (speedup := by_length[length].speedup) else math.nan for length in lengths]
     speedup = by_length[lengths[0]].speedup
     baseline = speedup.baseline if speedup else DENSE
-    # From which index on all are faster.
+    # First index from which on all are faster.
     start = next((i for i in range(len(lengths)) if all(ratio >= 1 for ratio in ratios[i:])), None)
     if start is None:
         return f"is not faster than {baseline} at {lengths[-1]} rows"

@@ -1,8 +1,8 @@
-"""Tables of rows that generate video: a step and the attention in it, whole generations, distances of latents.
+"""Tables of rows that generate video: a step and its attention, whole generations, distances of latents.
 
-Whatever a launch counts as `denoising_steps` has them.  The attention is timed where it stands (phase `attention`), the
-copies that a backend needs beside it (phase `copies`).  1 / (1 - share) is what a step would gain if
-attention took no time at all; what another attention should buy stands in the table of `reconcile`.
+They contain every row whose launch has the counter `denoising_steps`.  The attention is timed in place (phase
+`attention`), and so are the copies that a backend needs (phase `copies`).  1 / (1 - share) is the speed-up of a step if
+attention took no time; the table of `reconcile` has the predicted gain of another attention.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DISTANCE, COSINE = "latents_rel_l1_", "latents_cosine_"
 
 
 def video(title: str, records: Sequence[Record], baseline: str | None) -> list[Block]:
-    """A line for each record of a denoising step; nothing where there is none."""
+    """Return a line for each record of a denoising step; nothing if there is none."""
     rows = [record for record in records if record.counters.get(STEPS) and record.time]
     if not rows:
         return []
@@ -29,7 +29,7 @@ def video(title: str, records: Sequence[Record], baseline: str | None) -> list[B
 
 
 def attention_share(record: Record) -> float | None:
-    """Share of a step that attention and its copies take, below 1; None where they take longer than the step."""
+    """Return the share of attention and its copies in a step, below 1; None if they take longer than the step."""
     step, attention = _step_ms(record), attention_ms(record)
     return attention / step if step and attention is not None and attention < step else None
 
@@ -95,7 +95,7 @@ def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str
 
 
 def _sparsity(record: Record) -> dict[str, str]:
-    """Share of the pairs that a map leaves out; of one predicted from random weights never without these two words."""
+    """Format the share of pairs that a map omits; if it was predicted from random weights, always with these words."""
     share = record.counters.get("actual_sparsity")
     if share is None:
         return {}
@@ -105,7 +105,7 @@ def _sparsity(record: Record) -> dict[str, str]:
 
 
 def _latents(title: str, rows: Sequence[Record]) -> list[Block]:
-    """How far the latents are from the baseline's, by step; nothing where no other row generated."""
+    """Return the distance of the latents from the baseline's, by step; nothing if no other row generated."""
     steps = sorted(
         {int(name.removeprefix(DISTANCE)) for record in rows for name in record.counters if name.startswith(DISTANCE)}
     )

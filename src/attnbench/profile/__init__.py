@@ -1,1 +1,1 @@
-"""Profilers under one roof: ncu, nsys and torch.profiler, run and parsed into the same records."""
+"""Run ncu, nsys and torch.profiler, and parse their output into the same records."""

@@ -1,4 +1,4 @@
-"""What ncu's own rules advise, as a table: a line a rule."""
+"""The advice of ncu's own rules as a table, one row per rule."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from attnbench.profile.capture import Advice, Capture
 from attnbench.profile.table import MOST, Table
 
 LINK = re.compile(r"\s*\(https?://[^)\s]*\)|@url:([^@]*?):https?://[^@]*@")
-"""A link in a remark, as ncu prints it and as its module gives it."""
+"""A link in a remark, as ncu prints it and as its Python module returns it."""
 
 SENTENCE = re.compile(r"(?<=[^.\d])\.(?=\s|$)|(?<=\d)\.(?=\s[A-Z]|$)")
-"""The end of a sentence; a decimal point is none."""
+"""The end of a sentence, but not a decimal point."""
 
 OF_ITSELF = re.compile(r"optional metrics? \S+ could not be found")
-"""A remark on what ncu was not asked to collect, which is nothing to be done about a kernel."""
+"""A remark on a metric that ncu was not asked to collect; it gives no advice about the kernel."""
 
 
 def advice(captures: Sequence[Capture], *, whole: bool = False) -> Table:
-    """What ncu's own rules say, what promises most first; of each rule on a kernel that which promises most.
+    """Return the advice of ncu's rules, highest promise first; of each rule on a kernel only the best remark.
 
     Args:
-        captures: of ncu.
-        whole: each remark as ncu has it, not its first sentence alone.
+        captures: captures of ncu.
+        whole: show the whole text of each remark, not only its first sentence.
     """
     remarks = [
         (row.backend or capture.name, row.short, (row.range, row.name), one)
@@ -43,13 +43,13 @@ def advice(captures: Sequence[Capture], *, whole: bool = False) -> Table:
         for backend, kernel, one in found[:MOST]
     )
     notes = [
-        "gain is what the rule itself estimates, of the kernel's time or of the part the rule looks at alone; "
+        "gain is the rule's own estimate, of the kernel's time or only of the part the rule looks at; "
         "gains of several rules do not add up"
     ] * any(one.speedup_percent is not None for *_, one in found)
     left = len(remarks) - len(rows)
-    notes += [f"{left} more in captures.json (--json): further remarks of these rules, and lesser ones"] * (left > 0)
+    notes += [f"{left} more in captures.json (--json): other remarks of these rules, and lesser rules"] * (left > 0)
     notes += (
-        ["--verbose has all of what a rule says"]
+        ["--verbose shows the whole text of each rule"]
         * any(_remark(one, False) != _remark(one, True) for *_, one in found[:MOST])
         * (not whole)
     )
@@ -63,6 +63,6 @@ def advice(captures: Sequence[Capture], *, whole: bool = False) -> Table:
 
 
 def _remark(one: Advice, whole: bool) -> str:
-    """Without links; of several sentences the first, where not the whole is wanted."""
+    """Return the remark without links; only its first sentence unless `whole`."""
     words = " ".join(LINK.sub(lambda link: link[1] or "", one.text).split())
     return words if whole else SENTENCE.split(words, maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""Counters of captures put into the records of a run, and the time of a launch by category of its kernels."""
+"""Add to the records of a run the counters of captures and the time of one launch by category of kernel."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from attnbench.profile.counters import of_record
 from attnbench.record import Run
 
 OF_LAUNCH, WHOLE = "launch_ms_", "Inference"
-"Prefix of the counters, and the range of a whole generation, whose time is not that of a launch."
+"Prefix of the counters; and the range of a whole generation, whose time is not the time of one launch."
 
 
 def attach(run: Run, captures: Iterable[Capture]) -> tuple[Run, int]:
-    """Give records what captures say of their case and backend.
+    """Add the figures of captures to the records of the same case and backend.
 
-    Of ncu that is its counters; of tools that time kernels in their turn the time by category of a launch, in ms, as
-    counters ``launch_ms_…``, with the idle time where one backend has the capture for itself.
+    Captures of ncu add its counters.  Captures of tools that time kernels as they run add the time of one launch by
+    category, in ms, as counters ``launch_ms_…``, and the idle time if the capture has one backend only.
 
     Args:
-        run: as read; everything but the counters stays.
-        captures: of ncu, nsys or torch.profiler; those of a whole generation change nothing.
+        run: the run as read; only the counters of its records change.
+        captures: captures of ncu, nsys or torch.profiler; those of a whole generation are ignored.
 
     Returns:
-        The run, and how many records have counters from these captures.
+        The run, and the number of records with counters from these captures.
     """
     captures = list(captures)
     rows: dict[tuple[str | None, str | None], list[KernelRow]] = defaultdict(list)
@@ -54,7 +54,7 @@ def attach(run: Run, captures: Iterable[Capture]) -> tuple[Run, int]:
 
 
 def by_category(capture: Capture) -> dict[tuple[str | None, str | None], dict[str, float | None]]:
-    """Time of one launch by category, by backend and case; nothing of ncu, which runs kernels one by one."""
+    """Return the time of one launch by category per backend and case; nothing for ncu, which serializes kernels."""
     if capture.tool == "ncu" or not capture.launches or any(row.name == WHOLE for row in capture.ranges):
         return {}
     found: dict[tuple[str | None, str | None], dict[str, float | None]] = {}

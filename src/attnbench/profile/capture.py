@@ -1,7 +1,7 @@
-"""What every profiler's output is turned into: one capture, frozen, whatever tool took it.
+"""The frozen record into which the output of every profiler is parsed.
 
-Times are milliseconds.  What a tool does not say is `None`, never 0.  Counters carry the names of
-`counters.toml`; categories those of `categories.toml`.
+Times are milliseconds.  A value that the tool does not report is `None`, never 0.  Counters carry the names of
+`counters.toml`, categories those of `categories.toml`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from attnbench.text import Spelled
 
 FORMAT = "attnbench-capture 1"
 CPU = "CPU"
-"""Device of a capture of torch's operators: there was no GPU activity."""
+"""Device of a capture without GPU activity, which holds torch's CPU operators."""
 
 
-class Told(Spelled):
-    """What a tool said: texts are `spelled`, and a figure that is no number (ncu writes nan) is not known."""
+class ToolData(Spelled):
+    """Data reported by a tool: texts are `spelled`, and a non-finite figure (ncu writes nan) becomes None."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Put None in the place of such figures."""
+        """Replace such figures by None."""
         Spelled.__post_init__(self)
         for one in dataclasses.fields(self):  # type: ignore[arg-type]  # subclasses are dataclasses
             value = getattr(self, one.name)
@@ -41,28 +41,28 @@ class Told(Spelled):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Advice(Told):
+class Advice(ToolData):
     """One remark of ncu's own rules on a kernel."""
 
     rule: str
     text: str
     speedup_percent: float | None = None
-    "what the rule estimates could be gained; most rules estimate nothing"
+    "gain that the rule estimates; most rules estimate none"
     scope: str | None = None
-    "global: the gain is of the kernel's time; local: of what the rule looks at, taken alone"
+    "global: the gain is of the kernel's time; local: only of the part the rule looks at"
 
     @property
     def promise(self) -> tuple[bool, bool, float]:
-        """Sorts what promises most first: gains of the kernel, then of a part of it, then no estimate."""
+        """Sort key, highest promise first: gains of the kernel, then of a part of it, then no estimate."""
         return (self.speedup_percent is None, self.scope == "local", -(self.speedup_percent or 0.0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KernelRow(Told):
+class KernelRow(ToolData):
     """All launches of one kernel within one range of one capture."""
 
     name: str
-    "as the tool writes it, cut where the tool cut it"
+    "as the tool writes it, shortened if the tool shortens it"
     short: str
     category: str
     backend: str | None = None
@@ -70,7 +70,7 @@ class KernelRow(Told):
     range: str | None = None
     "innermost NVTX or profiler range"
     within: tuple[str, ...] = ()
-    "the ranges around that one, the outermost first"
+    "the ranges around it, outermost first"
     calls: int
     total_ms: float | None
     mean_ms: float | None = None
@@ -78,7 +78,7 @@ class KernelRow(Told):
     min_ms: float | None = None
     max_ms: float | None = None
     grid: tuple[int, ...] | None = None
-    "blocks in x, y, z; None where launches differ"
+    "blocks in x, y, z; None if launches differ"
     block: tuple[int, ...] | None = None
     "threads in x, y, z"
     counters: Mapping[str, float | None] = field(default_factory=dict)
@@ -87,22 +87,22 @@ class KernelRow(Told):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RangeRow(Told):
+class RangeRow(ToolData):
     """All instances of one range."""
 
     name: str
     calls: int
     host_ms: float | None = None
-    "time the CPU was in it, summed over instances"
+    "CPU time in the range, summed over instances"
     gpu_ms: float | None = None
-    "from the first start to the last end of what was launched in it, summed over instances"
+    "from the first start to the last end of the work launched in it, summed over instances"
     busy_ms: float | None = None
-    "of that the time at least one kernel or copy ran"
+    "part of that time in which at least one kernel or copy ran"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CopyRow(Told):
-    """Copies and fills of one kind, done by the copy engines."""
+class CopyRow(ToolData):
+    """Copies and fills of one kind, executed by the copy engines."""
 
     operation: str
     calls: int
@@ -111,12 +111,12 @@ class CopyRow(Told):
     min_ms: float | None = None
     max_ms: float | None = None
     total_mb: float | None = None
-    "10^6 bytes, as nsys counts"
+    "10^6 bytes, as in nsys"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ApiRow(Told):
-    """Calls of one function of the CUDA API: time of the CPU, never to be added to the GPU's."""
+class ApiRow(ToolData):
+    """Calls of one function of the CUDA API: CPU time, never to be added to GPU time."""
 
     name: str
     calls: int
@@ -128,57 +128,57 @@ class ApiRow(Told):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Capture(Told):
+class Capture(ToolData):
     """One capture of one tool."""
 
     tool: str
     "ncu, nsys or torch"
     tool_version: str | None = None
     name: str
-    "what its column is called: the backend, or the file's name without profile_"
+    "heading of its column: the backend, or the file's name without profile_"
     source: str
-    "file name, without its folder"
+    "file name without its folder"
     command: str | None = None
     device: str | None = None
-    "name of the card, or CPU"
+    "name of the GPU, or CPU"
     launches: int | None = None
-    "of each backend in the window; None of a capture taken by others"
+    "of each backend in the window; None for a capture that attnbench did not take"
     kernels: tuple[KernelRow, ...] = ()
     ranges: tuple[RangeRow, ...] = ()
     copies: tuple[CopyRow, ...] = ()
     api: tuple[ApiRow, ...] = ()
     window_ms: float | None = None
-    "from the first start to the last end on the GPU; None where the tool gives sums only"
+    "from the first start to the last end on the GPU; None if the tool reports sums only"
     busy_ms: float | None = None
-    "of the window the time at least one kernel or copy ran"
+    "part of the window in which at least one kernel or copy ran"
     notes: tuple[str, ...] = ()
 
     @property
     def kernel_ms(self) -> float | None:
-        """All kernel time; None where there is none."""
+        """Sum of all kernel times; None without kernels."""
         times = [row.total_ms for row in self.kernels if row.total_ms is not None]
         return sum(times) if times else None
 
     @property
     def idle_ms(self) -> float | None:
-        """Of the window the time nothing ran."""
+        """Part of the window in which nothing ran."""
         return None if self.window_ms is None or self.busy_ms is None else self.window_ms - self.busy_ms
 
     def of(self, backend: str | None, case: str | None) -> Capture:
-        """The capture with backend and case where no range says them."""
+        """Return the capture with this backend and case in each row whose range does not name them."""
         rows = (row if row.backend else dataclasses.replace(row, backend=backend, case=case) for row in self.kernels)
         return dataclasses.replace(self, kernels=tuple(rows))
 
 
 def split_range(name: str | None) -> tuple[str | None, str | None]:
-    """Backend and case of a range that our target named ``backend/case``; (None, None) of any other."""
+    """Return the backend and case of a range that our target named ``backend/case``; (None, None) for any other."""
     backend, slash, case = (name or "").rpartition("/")
     ours = slash and backend and case.endswith(("-fwd", "-bwd", "-fwd-bwd")) and " " not in case
     return (backend, case) if ours else (None, None)
 
 
 def dumps(captures: tuple[Capture, ...]) -> str:
-    """Captures as JSON text, which `loads` reads back."""
+    """Return the captures as JSON text, which `loads` reads back."""
     return json.dumps({"format": FORMAT, "captures": [to_dict(one) for one in captures]}, indent=1) + "\n"
 
 
@@ -186,7 +186,7 @@ def loads(text: str, who: str) -> tuple[Capture, ...]:
     """Read what `dumps` wrote.
 
     Raises:
-        RunFileError: it is cut short, newer or not ours.
+        RunFileError: it is truncated, newer than this version, or not written by attnbench.
     """
     try:
         data = parse(text, who, FORMAT)

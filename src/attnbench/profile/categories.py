@@ -1,4 +1,4 @@
-"""Which category a kernel belongs to, by the rules of `categories.toml` and those of a user."""
+"""The category of a kernel, by the rules of `categories.toml` and of the user's file."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ORDER = (
     *(ATTENTION, PREPARATION, MATMUL, COPY, ADD, NORMALISATION, EMBEDDING, ELEMENTWISE, REDUCTION, VIEW),
     *(OTHER, MEMORY_COPY, IDLE),
 )
-"""In tables; a user's own categories come before `other`."""
+"""Their order in tables; a user's own categories come before `other`."""
 IN_PLACE, PREPARING = "attention", ("copies", "preparation")
-"""Ranges that a model opens around each call of its attention, and around what a backend needs for it."""
+"""Ranges that a model opens around each call of its attention and around the preparation for a backend."""
 MOVES = (COPY, MEMORY_COPY)
 
 SHIPPED = Path(__file__).with_name("categories.toml")
@@ -37,7 +37,7 @@ SHIPPED = Path(__file__).with_name("categories.toml")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A category and the expression that is found in the names of its kernels."""
+    """A category and the regular expression that is searched for in the names of its kernels."""
 
     category: str
     match: re.Pattern[str]
@@ -45,21 +45,22 @@ class Rule:
 
 @dataclass(frozen=True)
 class Categories:
-    """Rules in order; the first that matches decides."""
+    """Rules in order; the first match decides."""
 
     rules: tuple[Rule, ...]
 
     def of(self, name: str) -> str:
-        """Category of a kernel; `other` where no rule matches."""
+        """Return the category of a kernel; `other` if no rule matches."""
         return next((rule.category for rule in self.rules if rule.match.search(name)), OTHER)
 
 
 def by_range(rows: Iterable[KernelRow]) -> tuple[KernelRow, ...]:
-    """Rows sorted by where they were launched, where that says more than a name.
+    """Return the rows with categories set by the range they were launched in, where the range says more than the name.
 
-    In a range `attention` is nothing but attention: a sort that picks blocks has no telling name.  Beside a kernel that
-    is attention by its own name all else there prepares it; where there is none (an attention of single operators),
-    copies do, and all else is the attention.  What is launched in a range `preparation` or `copies` prepares it as well.
+    A range `attention` holds nothing but attention, although the name of a sort that picks blocks does not say so.  If
+    a kernel in it is attention by its own name, all others there are preparation.  Without such a kernel (an attention
+    of single operators), copies are preparation and all others are attention.  Kernels launched in a range
+    `preparation` or `copies` are preparation too.
     """
     rows = tuple(rows)
     named = {_whose(row) for row in rows if row.category == ATTENTION and IN_PLACE in _ranges(row)}
@@ -84,10 +85,10 @@ def _whose(row: KernelRow) -> tuple[object, ...]:
 
 
 def load(file: str | None = None) -> Categories:
-    """The shipped rules, after those of a file.
+    """Return the rules of a file, if given, followed by the shipped rules.
 
     Raises:
-        UsageError: the file cannot be read or is no list of rules.
+        UsageError: the file cannot be read or is not a list of rules.
     """
     own = () if file is None else _read(Path(file), f"categories {file}")
     return Categories((*own, *_shipped()))
@@ -101,7 +102,7 @@ def _shipped() -> tuple[Rule, ...]:
 def _read(path: Path, who: str) -> tuple[Rule, ...]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:  # TOML's own and UTF-8's mistakes are ValueErrors
+    except (OSError, ValueError) as error:  # syntax errors of TOML and decoding errors are ValueErrors
         words = getattr(error, "strerror", None) or str(error)
         raise UsageError(refusal(who, "file", path.name, f"cannot be read ({words})", "a TOML file")) from None
     rules = data.pop("rule", None)

@@ -1,4 +1,4 @@
-"""Nsight Compute's metrics as counters of ours, by `counters.toml`."""
+"""Map the metrics of Nsight Compute to attnbench's counters, by `counters.toml`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from attnbench.profile.capture import KernelRow
 from attnbench.profile.figures import in_unit
 
 STALL = "stall_"
-"""Prefix of the counters that say why warps wait."""
+"""Prefix of the counters of warp stall reasons."""
 
 Metrics = Mapping[str, tuple[float | None, str]]
-"""Value and printed unit by ncu's name."""
+"""Value and printed unit, by ncu's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """One counter and the metrics that may hold it."""
+    """One counter and the metrics that can supply it."""
 
     name: str
     title: str
@@ -31,16 +31,16 @@ class Counter:
 
 @cache
 def known() -> tuple[tuple[Counter, ...], tuple[re.Pattern[str], ...]]:
-    """Counters in the file's order, and the patterns of stall reasons."""
+    """Return the counters in the order of the file, and the patterns of stall reasons."""
     data = tomllib.loads(Path(__file__).with_name("counters.toml").read_text(encoding="utf-8"))
     rows = tuple(Counter(one["name"], one["title"], one["unit"], tuple(one["metrics"])) for one in data["counter"])
     return rows, tuple(re.compile(one) for one in data["stalls"]["metrics"])
 
 
 def counters(metrics: Metrics) -> dict[str, float | None]:
-    """Our counters of one launch.
+    """Return the counters of one launch.
 
-    A counter whose metrics the capture lacks is left out; one that is there without a value is None.
+    A counter whose metrics the capture lacks is omitted; a metric without a value gives None.
     """
     rows, patterns = known()
     found: dict[str, float | None] = {}
@@ -60,14 +60,14 @@ def counters(metrics: Metrics) -> dict[str, float | None]:
 
 
 def _value(metrics: Metrics, metric: str, unit: str) -> float | None:
-    """One metric, or the sum of several; None if one of them has no value or another kind of unit."""
+    """Return one metric, or the sum of several; None if one of them has no value or a unit of another kind."""
     parts = [in_unit(*metrics[part.strip()], unit) for part in metric.split(" + ")]
     values = [part for part in parts if part is not None]
     return sum(values) if len(values) == len(parts) else None
 
 
 def means(many: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Mean of each counter over launches; None where one of them has no value."""
+    """Return the mean of each counter over launches; None if a launch has no value."""
     found: dict[str, float | None] = {}
     for name in dict.fromkeys(name for one in many for name in one):
         values = [one.get(name) for one in many]
@@ -77,7 +77,7 @@ def means(many: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]
 
 
 def worst_stall(row: KernelRow) -> tuple[str, float] | None:
-    """The reason most warps wait for, and how many do for every instruction issued."""
+    """Return the most frequent stall reason, and the warps stalled by it per issued instruction."""
     reasons = {
         name.removeprefix(STALL): value
         for name, value in row.counters.items()
@@ -87,14 +87,14 @@ def worst_stall(row: KernelRow) -> tuple[str, float] | None:
 
 
 def of_record(rows: Iterable[KernelRow], launches: int | None = None) -> dict[str, float | None]:
-    """Counters for one record: those of its longest kernel, and the sums over all kernels of a launch.
+    """Return the counters of one record: those of its longest kernel, and the sums over all kernels of a launch.
 
-    Occupancy and hit rates of several kernels have no sum that means anything, so they are those of
-    the kernel that takes most of the time.
+    Occupancy and hit rates of several kernels have no meaningful sum, so they are those of the kernel that takes the
+    most time.
 
     Args:
-        rows: of one backend and case.
-        launches: of the backend in the window; None is as often as its rarest kernel.
+        rows: rows of one backend and case.
+        launches: launches of the backend in the window; None takes the count of its least frequent kernel.
     """
     rows = [row for row in rows if row.counters]
     if not rows:

@@ -1,6 +1,6 @@
-"""`attnbench profile all`: what seed 004's auto_profile.sh did, into the files it wrote.
+"""`attnbench profile all`: the steps of seed 004's auto_profile.sh, writing the same files.
 
-Every step that fails is written down and the next one goes on.
+A step that fails is recorded, and the next one runs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from attnbench.profile.take import SUFFIX, Options, Taken, probe, take
 from attnbench.store.files import write_text
 
 COMMAND_S = 3600.0
-"""For one command of ours: it has time limits of its own for what may hang."""
+"""Time limit of one attnbench command, which has its own time limits for steps that may hang."""
 
 LAUNCHES = {"ncu": 1, "nsys": 10, "torch": 10}
 FILES = {"nsys": "flash_attn_nsys", "ncu": "flash_attn_ncu_full", "torch": "flash_attn_torch"}
 TEXTS = {"nsys": ("nsys_stats.txt",), "ncu": ("ncu_memory_metrics.txt", "ncu_compute_metrics.txt"), "torch": ()}
 TIMES = "comparison.md"
-"""Times, who is fastest and what they mean, as `attnbench compare --md` writes them: SUMMARY.md opens with it."""
+"""The comparison of times as `attnbench compare --md` writes it; SUMMARY.md opens with it."""
 MEMORY = (
     "duration_ms",
     "dram_gbps",
@@ -61,35 +61,35 @@ COMPUTE = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step and how it ended."""
+    """One step and its outcome."""
 
     title: str
     file: str
     reason: str | None = None
-    "why it failed; None where it did not"
+    "why it failed; None if it did not"
     command: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What `profile all` does."""
+    """The work of one `profile all`."""
 
     job: Job
-    "the captures' launches; its marks and counts are set for each tool"
+    "the launches to capture; marks and counts are set for each tool"
     run_words: tuple[str, ...]
-    "of `attnbench`, for baseline_benchmark.txt"
+    "arguments of `attnbench` for baseline_benchmark.txt"
     compare_words: tuple[str, ...]
-    "of `attnbench`, for comparison_results.txt"
+    "arguments of `attnbench` for comparison_results.txt"
     left_aside: tuple[str, ...] = ()
-    "what of the suite is not captured, in words"
+    "the parts of the suite that are not captured, as sentences"
     options: Options
     launches: int | None = None
-    "None is each tool's own number"
+    "None takes each tool's default"
 
 
 @dataclass(slots=True)
 class Everything:
-    """What came of it."""
+    """The outcome of `profile all`."""
 
     steps: list[Step]
     captures: list[Capture]
@@ -104,18 +104,18 @@ def profile_all(
     points: Callable[[Sequence[Capture], int], Sequence[Point]],
     holding: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Everything:
-    """Do every step; SUMMARY.md is written again after each.
+    """Run every step, and rewrite SUMMARY.md after each.
 
     Args:
-        request: what to do.
-        folder: where the files go.
+        request: the work.
+        folder: folder for the files.
         rules: categories.
         on_step: called with the file of each step before the step begins.
         points: places captures under the roofline; the second argument is the launches of each.
         holding: keeps other runs off the GPU while a capture is taken; the commands do that themselves.
     """
     done = Everything([], [])
-    (folder / TIMES).unlink(missing_ok=True)  # with --force an earlier one
+    (folder / TIMES).unlink(missing_ok=True)  # with --force, an earlier one may exist
     plan: list[tuple[str, Callable[[], Step]]] = [
         ("gpu_info.txt", lambda: _command("the machine", ("doctor",), folder / "gpu_info.txt")),
         ("baseline_benchmark.txt", lambda: _command("baseline", request.run_words, folder / "baseline_benchmark.txt")),
@@ -149,16 +149,16 @@ def profile_all(
 
 
 def tools_of(device: str) -> tuple[str, ...]:
-    """The profilers that record something on a device; on a CPU there are no kernels, only operators of torch."""
+    """Return the profilers that record something on a device; on a CPU that is torch.profiler alone."""
     return ("nsys", "ncu", "torch") if Device.parse(device).on_gpu else ("torch",)
 
 
 def _command(title: str, words: Sequence[str], file: Path, shown: Sequence[str] | None = None) -> Step:
-    """A command of ours, what it prints in a file; `shown` is what the summary says of it."""
+    """Run an attnbench command and write its output to a file; `shown` is the command line for the summary."""
     file.unlink(missing_ok=True)
     finished = run(child.command("attnbench", *words), timeout_s=COMMAND_S, log=file)
     command = " ".join(["attnbench", *(words if shown is None else shown)])
-    # 1 is an answer too: an output was wrong, and the file says which.
+    # Exit code 1 is a result too: an output was wrong, and the file names it.
     why = None if finished.code in (0, 1) else reason(f"attnbench {words[0]}", finished, COMMAND_S)
     return Step(title, file.name, why, command)
 
@@ -177,7 +177,7 @@ def _capture(
     job = dataclasses.replace(
         request.job, marks="torch" if tool == "torch" else "nvtx", launches=request.launches or LAUNCHES[tool]
     )
-    for name in TEXTS[tool]:  # with --force those of an earlier capture would stand beside the failure of this one
+    for name in TEXTS[tool]:  # with --force, files of an earlier capture would lie beside this failure
         (folder / name).unlink(missing_ok=True)
     try:
         with holding():
@@ -195,7 +195,7 @@ def _capture(
 
 
 def _texts(tool: str, capture: Capture, folder: Path) -> None:
-    """The text files of a tool."""
+    """Write the text files of a tool."""
     if tool == "nsys":
         printed = folder / f"{FILES[tool]}_stats.txt"
         if printed.is_file():
@@ -216,7 +216,7 @@ def _summary(request: Request, done: Everything, times: str, points: Sequence[Po
     cards = {capture.device for capture in done.captures if capture.device}
     parts += [f"On {', '.join(sorted(cards))}.\n"] if cards else []
     parts += [f"{one}\n" for one in request.left_aside]
-    if times:  # its heading is the suite's name
+    if times:  # without its heading, the suite's name
         parts += ["## Times\n", times.partition("\n")[2].strip() + "\n"]
     parts += ["## Steps\n", steps.markdown()]
     if failed:

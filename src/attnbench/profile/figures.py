@@ -1,4 +1,4 @@
-"""Numbers as profilers print them: thousands separators, other decimal marks, units, "n/a"."""
+"""Parse numbers as profilers print them: thousands separators, decimal marks of locales, units, "n/a"."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnbench.errors import RunFileError
 from attnbench.store.parsing import LARGEST
 
 SPACES = str.maketrans("", "", " \u00a0\u202f\u2009'’_")
-"""What groups digits in some languages."""
+"""Characters that group digits in some languages."""
 
 NUMBER = re.compile(r"[+-]?(?:\d[\d.,]*|[.,]\d+)(?:[eE][+-]?\d+)?")
 
@@ -44,23 +44,23 @@ UNITS: dict[str, dict[str, float]] = {
     "MHz": {"hz": 1e-6, "khz": 1e-3, "mhz": 1.0, "ghz": 1e3, "cycle/s": 1e-6, "cycle/us": 1.0, "cycle/ns": 1e3},
     "%": {"%": 1.0, "pct": 1.0},
 }
-"""What a printed unit is in ours.  ncu counts in powers of ten; ``second`` in a rate is read as ``s``."""
+"""Printed units and their names here.  ncu uses powers of ten; ``second`` in a rate is read as ``s``."""
 
 MOST_DIGITS = 10
-"""Of a grid's or block's extent: CUDA's largest is 2^31 - 1."""
+"""Of one dimension of a grid or block: CUDA's maximum is 2^31 - 1."""
 NAMES = {"nsecond": "ns", "usecond": "us", "msecond": "ms", "second": "s"}
 
 
 def decimal_mark(texts: Iterable[str]) -> str:
-    """Which mark separates decimals in a file.
+    """Return the decimal mark of a file.
 
-    A number decides where it holds both marks (the last is the decimal one), or one mark that cannot
-    group thousands; where no number decides it is the point.
+    A number decides if it holds both marks (the last is the decimal mark) or one mark that cannot group thousands.  If
+    no number decides, it is the point.
 
     Raises:
-        RunFileError: numbers of the file contradict each other.
+        RunFileError: numbers of the file use both marks.
     """
-    marked = {text for text in texts if "." in text or "," in text}  # a long trace repeats itself
+    marked = {text for text in texts if "." in text or "," in text}  # each text once: a long trace repeats them
     found = {mark for text in marked if (mark := _mark(text.translate(SPACES)))}
     if len(found) > 1:
         raise RunFileError("its numbers use both a point and a comma for decimals; output of one locale")
@@ -76,17 +76,17 @@ def _mark(text: str) -> str | None:
         return None
     if len(set(marks)) == 2:
         return marks[-1]
-    if len(marks) > 1:  # 1,234,567: the mark groups, so the other one is for decimals; 1.2.3 is no number
+    if len(marks) > 1:  # 1,234,567: the mark groups, so the other is the decimal mark; 1.2.3 is not a number
         grouped = re.fullmatch(r"\d{1,3}(?:[.,]\d{3})+", text)
         return None if not grouped else "," if marks[0] == "." else "."
     whole, _, rest = text.partition(marks)
     groups = len(rest) == 3 and 1 <= len(whole) <= 3 and not whole.startswith("0")
-    # "1.234" says nothing; a point is the usual mark, so only what cannot be one decides for the comma.
+    # "1.234" decides nothing: the point is the default, so only a mark that cannot be decimal decides for the comma.
     return None if groups else marks
 
 
 def number(text: str | None, mark: str = ".") -> float | None:
-    """Read a number; None for what is none (``n/a``, ``-``, ``nan``, empty) and for what no quantity can be."""
+    """Return the number of a text; None if it is not one (``n/a``, ``-``, ``nan``, empty) or out of range."""
     text = (text or "").translate(SPACES).rstrip("%")
     if not NUMBER.fullmatch(text):
         return None
@@ -99,21 +99,21 @@ def number(text: str | None, mark: str = ".") -> float | None:
 
 
 def whole(text: str | None, mark: str = ".") -> int | None:
-    """Read a whole number; None for what is none, and from 2^53 on, where a float is no longer exact."""
+    """Return the whole number of a text; None if it is not one or from 2^53 on, where a float is no longer exact."""
     value = number(text, mark)
     return int(value) if value is not None and value.is_integer() and abs(value) < 2**53 else None
 
 
 def in_unit(value: float | None, printed: str, wanted: str) -> float | None:
-    """Turn a value into another unit.
+    """Convert a value to another unit.
 
     Args:
         value: as printed.
-        printed: its unit; empty where the file says none, which is then taken to be `wanted`.
-        wanted: ms, B, GB/s, MHz, %, or "" for what needs no unit (counts, ratios).
+        printed: its unit; empty if the file gives none, which then counts as `wanted`.
+        wanted: ms, B, GB/s, MHz, %, or "" for quantities without a unit (counts, ratios).
 
     Returns:
-        None where the unit is of another kind: it was another metric.
+        The value; None if the unit is of another kind, which means another metric.
     """
     if value is None or not wanted:
         return value
@@ -131,7 +131,7 @@ def in_unit(value: float | None, printed: str, wanted: str) -> float | None:
 
 
 def triple(text: str | None) -> tuple[int, ...] | None:
-    """A grid or block as tools write it: ``(128, 1, 1)``, ``128x1x1``, ``128 1 1``."""
+    """Return a grid or block as tools write it: ``(128, 1, 1)``, ``128x1x1``, ``128 1 1``."""
     numbers = re.findall(r"\d+", text or "")
     if not 1 <= len(numbers) <= 3 or max(map(len, numbers)) > MOST_DIGITS:
         return None

@@ -1,4 +1,4 @@
-"""The folder of captures: a fresh one each time, numbered where the name is taken; and what we add to it."""
+"""The folder of captures, new each time and numbered if the name is taken, and the files attnbench adds to it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from attnbench.store.files import write_text
 
 
 def open_folder(path: str | Path, *, force: bool) -> Path:
-    """Make the folder for captures.
+    """Create the folder for captures.
 
     Args:
-        path: as asked for.
-        force: take a folder that is there, and replace in it what is written again.
+        path: the requested path.
+        force: use an existing folder and replace the files that are written again.
 
     Returns:
-        `path`, or `path`-2, -3 … where it is taken.
+        `path`, or `path`-2, -3 … if it is taken.
 
     Raises:
-        UsageError: no folder can be made there, or none may be written to.
+        UsageError: the folder cannot be created or is not writable.
     """
     path = Path(path)
     try:
@@ -37,7 +37,7 @@ def open_folder(path: str | Path, *, force: bool) -> Path:
         for number in itertools.count(1):
             one = path if number == 1 else path.with_name(f"{path.name}-{number}")
             try:
-                one.mkdir()  # whoever makes it has it: two that start at once get one each
+                one.mkdir()  # mkdir is atomic: two processes get different folders
             except FileExistsError:
                 continue
             return one
@@ -50,6 +50,6 @@ def open_folder(path: str | Path, *, force: bool) -> Path:
 
 
 def keep(folder: Path, captures: Sequence[Capture]) -> None:
-    """Write kernels.csv and captures.json, each whole or as it was."""
+    """Write kernels.csv and captures.json, each atomically."""
     write_text(folder / "kernels.csv", tables.to_csv(captures))
     write_text(folder / "captures.json", dumps(tuple(captures)))

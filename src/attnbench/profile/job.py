@@ -1,4 +1,4 @@
-"""What the profiled process is to do, and what it answers: JSON files, because a profiler stands between."""
+"""The job of the profiled process and its answer, as JSON files because a profiler runs between the two processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARKS = ("nvtx", "torch", "none")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One case and the backends to launch on it, one after the other, in one process."""
+    """One case and the backends to launch on it, one after another, in one process."""
 
     workload: str
     case: Mapping[str, Any]
@@ -24,7 +24,7 @@ class Job:
     backends: tuple[str, ...]
     "selectors"
     files: tuple[str, ...] = ()
-    "absolute paths of --backends files"
+    "absolute paths of the --backends files"
     device: str
     input: str = "normal"
     seed: int = 0
@@ -33,39 +33,39 @@ class Job:
     launches: int = 1
     "of each backend in the window"
     whole: bool = False
-    "launch what follows the samples, such as a generation of a video, in place of single launches"
+    "launch the work that follows the samples, such as the generation of a video, instead of single launches"
     marks: str
     "nvtx (ranges and the capture window of ncu and nsys), torch (torch.profiler in the process), none"
 
     @property
     def title(self) -> str:
-        """For messages."""
+        """Title for messages."""
         return f"{', '.join(self.backends)} on {self.case_id}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What came of it."""
+    """Outcome of a job."""
 
     reasons: Mapping[str, str]
-    "why a backend was not launched, by selector; the others were"
+    "why a backend was not launched, by selector; all others were launched"
     gpu: str | None = None
     torch: str | None = None
 
 
 def write(data: Job | Answer, path: Path) -> Path:
-    """Write a job or an answer."""
+    """Write a job or an answer, and return the path."""
     path.write_text(json.dumps(to_dict(data)), encoding="utf-8")
     return path
 
 
 def read_job(path: Path) -> Job:
-    """Read a job that `write` wrote."""
+    """Return the job that `write` wrote."""
     return from_dict(Job, json.loads(path.read_text(encoding="utf-8")), "job")
 
 
 def read_answer(path: Path) -> Answer | None:
-    """The answer; None where the process ended before it gave one."""
+    """Return the answer; None if the process ended before writing one."""
     try:
         return from_dict(Answer, json.loads(path.read_text(encoding="utf-8")), "answer")
     except (OSError, ValueError):
@@ -73,6 +73,6 @@ def read_answer(path: Path) -> Answer | None:
 
 
 def file_name(backends: Sequence[str], case_id: str | None = None) -> str:
-    """``profile_{name}``: of the backends, and of the case where captures of several lie together."""
+    """Return ``profile_{name}``, named after the backends, and after the case if one folder has captures of several."""
     words = (re.sub(r"[^\w.-]+", "_", word).strip("_") for word in (*backends, case_id or ""))
     return "_".join(["profile", *filter(None, words)])

@@ -1,4 +1,4 @@
-"""What ncu says of single launches, from its CSV or its report file, gathered into rows of kernels."""
+"""Group the single launches in ncu's CSV or report file into rows of kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Profiled:
 
     name: str
     ranges: tuple[str, ...] = ()
-    "open when it was launched, the innermost last"
+    "ranges open at the launch, innermost last"
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | None = None
     device: str | None = None
@@ -29,7 +29,7 @@ class Profiled:
 
 
 def kernel_rows(launches: Iterable[Profiled], rules: Categories) -> tuple[KernelRow, ...]:
-    """Rows by range and kernel, the longest first."""
+    """Return rows by range and kernel, longest first."""
     groups: dict[tuple[tuple[str, ...], str], list[Profiled]] = defaultdict(list)
     for launch in launches:
         groups[launch.ranges, launch.name].append(launch)
@@ -64,7 +64,7 @@ def _row(ranges: tuple[str, ...], name: str, found: list[Profiled], rules: Categ
 
 
 def _advice(found: Iterable[Profiled]) -> tuple[Advice, ...]:
-    """Each remark once, what promises most first."""
+    """Return each remark once, highest promise first."""
     remarks: dict[tuple[str, str], Advice] = {}
     for launch in found:
         for advice in launch.advice:

@@ -1,4 +1,4 @@
-"""Short names of kernels: what a person calls ``void at::native::unrolled_elementwise_kernel<…`` ."""
+"""Short names of kernels such as ``void at::native::unrolled_elementwise_kernel<…``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CARRIERS = re.compile(
     r"^(?:\w*elementwise_kernel\w*|reduce_kernel|device_kernel|Kernel2?|kernel|index_elementwise_kernel|"
     r"gpu_index_kernel|enable_if\w*)$"
 )
-"""Kernels that only carry a functor or a kernel class: its name is the one that says something."""
+"""Generic kernels that only wrap a functor or a kernel class, whose name is the telling one."""
 
 INNER = re.compile(r"(\w+_kernel(?:_cuda|_impl)|\w*Functor\w*(?:_\w+)?|\w+Ops)\b(?=[<>(,{ ]|$|…)")
 PLUMBING = ("gpu_kernel_impl", "gpu_kernel_impl_nocast", "AUnaryFunctor", "BUnaryFunctor", "BinaryFunctor")
@@ -18,10 +18,10 @@ LONGEST = 48
 
 
 def short_name(name: str) -> str:
-    """The kernel's own name, without namespaces, template arguments and parameters.
+    """Return the kernel's own name, without namespaces, template arguments and parameters.
 
-    For kernels that only carry a functor (PyTorch's element-wise family, CUTLASS's ``device_kernel``)
-    it is the functor's or the kernel class's name.  A name that the tool cut stays usable.
+    For generic kernels that wrap a functor (PyTorch's element-wise family, CUTLASS's ``device_kernel``), return the
+    name of the functor or kernel class.  A name that the tool shortened also works.
     """
     plain = RETURNED.sub("", SCOPES.sub("", name)).strip()
     head = re.split(r"[<(]", plain, maxsplit=1)[0].strip()
@@ -39,7 +39,7 @@ def _carried(plain: str, own: str) -> str:
     named = [one for one in inner if one not in PLUMBING]
     if named:
         return named[0]
-    # CUTLASS and cuBLAS: the first class in the brackets that is not a wrapper of one.
+    # CUTLASS and cuBLAS: the first class in the brackets that is not a wrapper itself.
     for path in re.findall(r"[<: ](?:\w+::)*(\w{4,})(?=[<>,(]|$|…)", plain[plain.find(own) :]):
         if not re.match(r"enable_|is_|type$|array$|TensorIterator|unsigned$|\d", path) and path not in (*PLUMBING, own):
             return str(path)

@@ -1,7 +1,7 @@
-"""Nsight Compute's CSV: the raw page (a column a metric) and the details page (a line a metric or rule).
+"""Nsight Compute's CSV: the raw page (one column per metric) and the details page (one row per metric or rule).
 
-Before the header stand what the program printed and ncu's own ``==PROF==`` lines; under the header of
-the raw page stands a line of units.
+The program's output and ncu's ``==PROF==`` lines come before the header; in the raw page, a row of units follows the
+header.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attnbench.profile.launches import Profiled, kernel_rows
 HEADER = re.compile(r'^"?ID"?,"?Process ID"?,', re.MULTILINE)
 PUSH_POP = "Push/Pop_Range"
 RANGE = re.compile(r'<[^<>]*>:(.*?)(?::none){2,}|<[^<>]*>:([^":]+):')
-"""``123  "<default domain>:name:none:none:…"``: the name ends where the payload's fields begin."""
+"""``123  "<default domain>:name:none:none:…"``: the name ends where the fields of the payload begin."""
 
 IDENTITY = (
     "ID",
@@ -39,22 +39,22 @@ ACCEPTED = "what `ncu --page raw --csv` prints"
 
 
 def looks_like(text: str) -> bool:
-    """Whether this is ncu's CSV."""
+    """Return whether the text is ncu's CSV."""
     return HEADER.search(text) is not None
 
 
 def parse(text: str, *, name: str, source: str, rules: Categories, advice: str | None = None) -> Capture:
-    """Read ncu's CSV, of either page.
+    """Read ncu's CSV, either page.
 
     Args:
-        text: what ncu printed; lines that are not of the table are skipped.
-        name: of the capture.
+        text: the output of ncu; lines outside the table are skipped.
+        name: name of the capture.
         source: file name.
         rules: categories.
-        advice: the details page of the same capture, for what its rules say.
+        advice: details page of the same capture, for the remarks of ncu's rules.
 
     Raises:
-        RunFileError: there is no table, or no kernel in it.
+        RunFileError: the text has no table, or the table has no kernel.
     """
     launches = _launches(text, source)
     if advice is not None:
@@ -106,22 +106,22 @@ def _launches(text: str, source: str) -> dict[str, Profiled]:
 
 
 def _measured(column: str) -> bool:
-    """Whether a column holds measurements: a metric of the raw page, or the values of the details page."""
+    """Return whether a column holds measurements: a metric of the raw page, or the values of the details page."""
     return column in ("Metric Value", "Estimated Speedup") or ("__" in column and "_Range:" not in column)
 
 
 def _table(text: str, source: str) -> tuple[list[str], list[list[str]]]:
-    """Header and rows; ncu may print remarks in between, and a file may end in the middle of a row."""
+    """Return header and rows; ncu may print remarks in between, and a file may end in the middle of a row."""
     match = HEADER.search(text)
     if match is None:
         raise RunFileError(refusal("ncu", "capture", source, 'has no header line ("ID","Process ID",…)', ACCEPTED))
-    # With their ends: a quoted remark may go on over several lines.
+    # Keep the line ends: a quoted remark may span several lines.
     lines = [f"{line}\n" for line in text[match.start() :].splitlines() if line.strip() and not line.startswith("==")]
     try:
         header, *rows = list(csv.reader(lines, strict=True))
     except csv.Error as error:
         raise RunFileError(refusal("ncu", "capture", source, f"is cut short ({error})", ACCEPTED)) from None
-    # A program may print after its last kernel; what is of the table begins with a number, the units with nothing.
+    # A program may print after its last kernel.  Rows of the table begin with a number, the row of units with nothing.
     rows = [row for row in rows if row and (row[0].isdecimal() or (not row[0] and len(row) > 1))]
     if rows and "Metric Name" not in header and len(rows[-1]) < len(header):
         raise RunFileError(refusal("ncu", "capture", source, "is cut short in its last line", ACCEPTED))
@@ -129,7 +129,7 @@ def _table(text: str, source: str) -> tuple[list[str], list[list[str]]]:
 
 
 def _by_line(lines: Sequence[dict[str, str]], mark: str) -> dict[str, Profiled]:
-    """The details page: a metric or a rule's remark a line."""
+    """Read the details page: one row per metric or remark of a rule."""
     found: dict[str, Profiled] = {}
     metrics: dict[str, dict[str, tuple[float | None, str]]] = {}
     for line in lines:
@@ -137,7 +137,7 @@ def _by_line(lines: Sequence[dict[str, str]], mark: str) -> dict[str, Profiled]:
         launch = found.setdefault(key, _launch(line))
         if metric := line.get("Metric Name"):
             value = number(line.get("Metric Value"), mark), line.get("Metric Unit") or ""
-            # "Memory Throughput" is a share in one section and a rate in another.
+            # "Memory Throughput" is a percentage in one section and a rate in another.
             rate = " (rate)" * (in_unit(1.0, value[1], "GB/s") is not None and bool(value[1]))
             metrics.setdefault(key, {}).setdefault(metric + rate, value)
         if text := line.get("Rule Description"):
@@ -156,7 +156,7 @@ def _by_line(lines: Sequence[dict[str, str]], mark: str) -> dict[str, Profiled]:
 
 
 def scope(text: str | None) -> str | None:
-    """What a gain is of, in ncu's words: ``global``, ``SpeedupType.LOCAL``; None of any other."""
+    """Return the scope of a gain as ncu writes it (``global``, ``SpeedupType.LOCAL``); None for any other text."""
     return next((word for word in ("global", "local") if word in (text or "").casefold()), None)
 
 

@@ -1,6 +1,6 @@
-"""Nsight Compute's report file (.ncu-rep): read by NVIDIA's own module `ncu_report`, or through `ncu --import`.
+"""Nsight Compute's report file (.ncu-rep), read by NVIDIA's module `ncu_report` or through `ncu --import`.
 
-The module comes from PyPI or lies beside an installed ncu (extras/python); neither needs a GPU.
+The module comes from PyPI or with an installed ncu (extras/python); neither way needs a GPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
     """Read a report.
 
     Raises:
-        Unavailable: neither the module nor ncu is here.
-        RunFileError: it is cut short, no report, or holds no kernel.
+        Unavailable: neither the module nor ncu is installed.
+        RunFileError: the file is truncated, not a report, or holds no kernel.
     """
     ncu = find_program("ncu")
     module, there = _module(ncu.path), ncu.reason is None and ncu.path is not None
@@ -60,17 +60,17 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
 
 
 def page(ncu: str, path: Path, name: str) -> str:
-    """A page of a report as CSV.
+    """Return a page of a report as CSV.
 
     Args:
         ncu: path of the program.
-        path: of the report.
+        path: path of the report.
         name: raw or details.
 
     Raises:
         RunFileError: ncu cannot read it.
     """
-    # Not in base units: ncu prints two decimals of those, six of scaled ones (0.31 % of a pipe is 0.307689 %).
+    # Not in base units: there ncu prints two decimals, in scaled units six (0.31 % of a pipe is 0.307689 %).
     argv = [
         ncu,
         "--import",
@@ -106,7 +106,7 @@ def page(ncu: str, path: Path, name: str) -> str:
 
 
 def _module(ncu: str | None) -> ModuleType | None:
-    """NVIDIA's module: installed, or in the folder of the ncu that was found."""
+    """Return NVIDIA's module: the installed one, or the one in the folder of the given ncu."""
     if "ncu_report" not in sys.modules and importlib.util.find_spec("ncu_report") is None:
         places = [folder / "extras" / "python" for folder in Path(ncu).resolve().parents[:3]] if ncu else []
         place = next((place for place in places if (place / "ncu_report.py").is_file()), None)
@@ -115,14 +115,14 @@ def _module(ncu: str | None) -> ModuleType | None:
         sys.path.append(str(place))
     try:
         return importlib.import_module("ncu_report")
-    except (ImportError, OSError):  # its library does not fit this machine
+    except (ImportError, OSError):  # its library does not load on this machine
         return None
 
 
 def _by_module(module: Any, path: Path, name: str, rules: Categories) -> Capture:
     try:
         launches = list(_launches(module, module.load_report(str(path))))
-    except Exception as error:  # the module's own words for a file that is none; it has no exception of its own
+    except Exception as error:  # the module has no exception class of its own
         words = " ".join(str(error).split())[:200] or type(error).__name__
         raise RunFileError(refusal("ncu", "capture", path.name, f"cannot be read ({words})", ACCEPTED)) from None
     if not launches:
@@ -183,7 +183,7 @@ def _ranges(action: Any) -> tuple[str, ...]:
 
 
 def _advice(module: Any, action: Any) -> Iterator[Advice]:
-    """What ncu's rules say; the module gives plain dictionaries since 2023, in some versions as texts inside one."""
+    """Yield the remarks of ncu's rules; the module returns dictionaries since 2023, in some versions as texts."""
     for rule in getattr(action, "rule_results_as_dicts", list)():
         message, gain = (_plain(rule.get(key)) for key in ("rule_message", "speedup_estimation"))
         text = message.get("message") if isinstance(message, dict) else None
@@ -198,7 +198,7 @@ def _advice(module: Any, action: Any) -> Iterator[Advice]:
 
 
 def _scope(module: Any, kind: Any) -> str | None:
-    """What a gain is of; the module writes it as one of its numbers or as a text."""
+    """Return the scope of a gain, which the module gives as an enum value or as a text."""
     numbers = getattr(module, "SpeedupType", None) or getattr(module, "IFrontend", None)
     for name in ("SpeedupType_GLOBAL", "SpeedupType_LOCAL", "GLOBAL", "LOCAL"):
         if isinstance(kind, int) and getattr(numbers, name, None) == kind:
@@ -207,7 +207,7 @@ def _scope(module: Any, kind: Any) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    """A dictionary, or what stands in the text that ncu 2025.4 gives for one."""
+    """Return a dictionary, parsed from a text if ncu 2025.4 gives a text instead."""
     try:
         return ast.literal_eval(value) if isinstance(value, str) else value
     except (ValueError, SyntaxError, RecursionError, MemoryError):

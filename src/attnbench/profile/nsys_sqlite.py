@@ -1,7 +1,7 @@
-"""What `nsys export --type sqlite` writes: every kernel, copy, API call and range, with whole names.
+"""The output of `nsys export --type sqlite`: every kernel, copy, API call and range, with full names.
 
-Kernels belong to ranges by the API call that launched them (same process and correlation id), so
-that a launch counts for the range it was made in, however much later the GPU came to it.
+A kernel belongs to the range of the API call that launched it (same process and correlation id), so a launch counts
+for the range in which it was made, however much later the GPU runs it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ ACCEPTED = "a file that `nsys export --type sqlite` wrote"
 KERNEL, MEMCPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 RUNTIME, GRAPH = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 RANGE_TYPES = (59, 60, 70, 71)
-"""NVTX events with two ends: push/pop and start/end, of the C and of the managed interface."""
+"""NVTX events with a start and an end: push/pop and start/end, of the C and of the managed interface."""
 
 COPY_KINDS = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 9: "Host-to-Host", 10: "Peer-to-Peer"}
 KEY = int | None
-"""A number of a row elsewhere; there may be none."""
+"""Type of a reference to another row; may be absent."""
 PROCESS = ~0xFFFFFF
-"""A global thread id holds the thread in its lowest 24 bits; the rest names the process."""
+"""Mask: the lowest 24 bits of a global thread id hold the thread, the others the process."""
 
 WHOLE_GRAPHS = (
     "CUDA graphs are in it as wholes, without their kernels: nsys profile --cuda-graph-trace=node takes them apart"
@@ -41,12 +41,12 @@ def parse(path: Path, *, name: str, rules: Categories) -> Capture:
     """Read an export.
 
     Args:
-        path: of the file, opened for reading only.
-        name: of the capture.
+        path: path of the file, opened read-only.
+        name: name of the capture.
         rules: categories.
 
     Raises:
-        RunFileError: it is cut short, locked, not an export, or holds nothing of a GPU.
+        RunFileError: it is truncated, locked, not an export, or without GPU activity.
     """
     try:
         database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=1.0)
@@ -88,7 +88,7 @@ def _read(database: sqlite3.Connection, source: str, name: str, rules: Categorie
 
 
 def _timeline(database: sqlite3.Connection, there: set[str]) -> Timeline:
-    # Each text once: joined, every one of a million kernels would hold a copy of its long name.
+    # Each text once: with a join, each of a million kernels would hold a copy of its long name.
     texts = dict(_rows(database, "SELECT id, value FROM StringIds", int, str))
     instances = _instances(database, texts) if "NVTX_EVENTS" in there else []
     calls: dict[str, list[float]] = defaultdict(list)
@@ -183,12 +183,12 @@ def _device(database: sqlite3.Connection, there: set[str]) -> str | None:
 
 
 def _rows(database: sqlite3.Connection, statement: str, *kinds: type | UnionType) -> Iterator[tuple[Any, ...]]:
-    """Rows of an answer, each value of its column's type: SQLite keeps any type in any column.
+    """Yield the rows of a query, each value checked against its column's type: SQLite columns hold values of any type.
 
     Raises:
-        ValueError: a value is not; the message shows it.
+        ValueError: a value has another type; the message shows it.
     """
-    known: set[tuple[type, ...]] = set()  # a million rows are of two or three combinations of types
+    known: set[tuple[type, ...]] = set()  # a million rows have two or three combinations of types
     for row in database.execute(statement):
         if (types := tuple(map(type, row))) not in known:
             for value, kind in zip(row, kinds, strict=True):

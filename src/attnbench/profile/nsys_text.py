@@ -1,7 +1,7 @@
-"""What `nsys stats` prints: columns under dashes, boxes, CSV and TSV, of every version since 2020.
+"""The output of `nsys stats` since 2020: columns under dashes, boxes, CSV and TSV.
 
-A table is known by its columns and not by its report's name: names changed (gpukernsum became
-cuda_gpu_kern_sum), columns kept their meaning.  Units stand in the heads: ``Avg (ns)``.
+A table is recognized by its columns, not by the name of its report: names changed (gpukernsum became
+cuda_gpu_kern_sum), the meaning of columns did not.  Units are in the headers: ``Avg (ns)``.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ Row = Mapping[str, str]
 
 @dataclass(slots=True)
 class Table:
-    """One report: heads in small letters without their units, and rows of texts."""
+    """One report: lower-case headers without units, and rows of texts."""
 
     units: dict[str, str]
-    "by head; empty where it has none"
+    "by header; empty if it has none"
     rows: list[dict[str, str]]
     mark: str = "."
 
     def has(self, *heads: str) -> bool:
-        """Whether it has all these columns."""
+        """Return whether the table has all these columns."""
         return all(head in self.units for head in heads)
 
     def ms(self, row: Row, head: str) -> float | None:
-        """A time of a row; nsys counts in ns where its heads say nothing."""
+        """Return a time of a row; without a unit in the header it is in ns."""
         return in_unit(number(row.get(head), self.mark), self.units.get(head) or "ns", "ms")
 
     def count(self, row: Row, *heads: str) -> int:
-        """A count; 0 is what a line without one counts."""
+        """Return a count of a row; 0 if the row has none."""
         return next((value for head in heads if (value := whole(row.get(head), self.mark)) is not None), 0)
 
     def mb(self, row: Row, *heads: str) -> float | None:
-        """A size in 10^6 bytes."""
+        """Return a size in 10^6 bytes."""
         for head in heads:
             size = in_unit(number(row.get(head), self.mark), self.units.get(head) or "MB", "B")
             if size is not None:
@@ -68,21 +68,21 @@ class Table:
 
 
 def looks_like(text: str) -> bool:
-    """Whether any table of nsys stands in it."""
+    """Return whether the text has a table of nsys."""
     return any(_kind(table) for table in tables(text))
 
 
 def parse(text: str, *, name: str, source: str, rules: Categories) -> Capture:
-    """Read every table of the text.
+    """Read all tables of the text.
 
     Args:
-        text: what `nsys stats` printed.
-        name: of the capture.
+        text: the output of `nsys stats`.
+        name: name of the capture.
         source: file name.
         rules: categories.
 
     Raises:
-        RunFileError: no table of it is one of nsys's, or its numbers cannot be read.
+        RunFileError: the text has no table of nsys, or its numbers cannot be read.
     """
     found: dict[str, Table] = {}
     for table in tables(text):
@@ -135,7 +135,7 @@ def _filled(capture: Capture, found: Mapping[str, Table], rules: Categories) -> 
 
 
 def _kind(table: Table) -> str | None:
-    """What a table is, by its columns."""
+    """Return the kind of a table, by its columns."""
     if table.has("range", "total proj time"):
         return "projection"
     if table.has("total time", "range"):
@@ -155,12 +155,12 @@ def _kind(table: Table) -> str | None:
 
 
 def tables(text: str) -> Iterator[Table]:
-    """Every table of a text, in whatever form."""
+    """Yield every table of a text, in any form."""
     lines = text.splitlines()
     for index, line in enumerate(lines):
         if DASHES.match(line) and index:
             edges = [(match.start(), match.end()) for match in re.finditer(r"-+", line)]
-            # Right-justified heads and cells may be wider than their dashes only in the last column.
+            # Right-aligned headers and cells exceed their dashes only in the last column.
             spans = [(start, edges[i + 1][0] if i + 1 < len(edges) else None) for i, (start, _) in enumerate(edges)]
             yield _table(
                 lines[index - 1],
@@ -198,7 +198,7 @@ def _until_rule(lines: Sequence[str]) -> Iterator[str]:
 
 def _is_csv_head(line: str) -> bool:
     if not any(word in line.casefold() for word in ("total", "duration")):
-        return False  # nearly every line of a long trace, which is not taken apart for that
+        return False  # nearly every line of a long trace: skip the parsing
     cells = next(csv.reader([line], delimiter="\t" if "\t" in line else ","), []) if "," in line or "\t" in line else []
     heads = {_head(cell)[0] for cell in cells}
     return bool(heads & {"name", "operation", "range"}) and bool(
@@ -217,7 +217,7 @@ def _table(head: str, lines: Sequence[str], cut: Callable[[str], list[str]]) -> 
 
 
 def _head(cell: str) -> tuple[str, str]:
-    """A head without its unit, in small letters, by its newest name; and the unit."""
+    """Return a header without its unit, in lower case, by its newest name, and the unit."""
     cell = cell.strip().strip('"')
     match = UNIT.match(cell)
     name = (match["head"] if match else cell).casefold()
@@ -250,10 +250,10 @@ def _kernels(table: Table | None, rules: Categories) -> tuple[KernelRow, ...]:
 
 
 def _share(table: Table | None) -> float | None:
-    """Per cent of the kernel time that the rows hold, by nsys's own column; None where that is all of it."""
+    """Return the percentage of the kernel time in the rows, by nsys's own column; None if the rows hold all of it."""
     shares = [number(row.get("time"), table.mark) for row in table.rows] if table and table.has("time") else []
     total = sum(share or 0.0 for share in shares)
-    # Every printed share is rounded to a tenth of a per cent.
+    # Each printed percentage is rounded to a tenth.
     return total if shares and total + 0.05 * len(shares) + 0.1 < 100.0 else None
 
 
@@ -299,7 +299,7 @@ def _api(table: Table | None) -> tuple[ApiRow, ...]:
 
 
 def _ranges(projected: Table | None, host: Table | None) -> tuple[RangeRow, ...]:
-    """Ranges with the GPU's time where the projection was printed; ``:name`` is of the default domain."""
+    """Return ranges, with GPU time if the projection was printed; ``:name`` is in the default domain."""
     found: dict[str, RangeRow] = {}
     for table in (projected, host):
         for row in table.rows if table else ():
@@ -316,7 +316,7 @@ def _ranges(projected: Table | None, host: Table | None) -> tuple[RangeRow, ...]
 
 
 def _trace(table: Table) -> Timeline:
-    """The GPU trace: a line a kernel or copy; copies have no grid."""
+    """Return the GPU trace: one row per kernel or copy; copies have no grid."""
     line = Timeline()
     for row in table.rows:
         start, length, name = table.ms(row, "start"), table.ms(row, "duration"), row.get("name")

@@ -1,6 +1,7 @@
-"""What the figures of a capture mean: the bands of seed 004, each said of a backend by name.
+"""Interpret the figures of a capture by the thresholds of seed 004, one sentence per backend.
 
-There SM and memory are well used over 90 and 80 %, and a GPU is well used over 90 % of the time, badly under 70 %.
+There, more than 90 % of the SMs' or 80 % of the memory's throughput is good, and a GPU busy for more than 90 % of the
+time is good, for less than 70 % poor.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ BUSY_GOOD, BUSY_POOR = 90.0, 70.0
 
 
 def of_counters(captures: Sequence[Capture]) -> list[str]:
-    """Of each backend's longest kernel: whether it uses the SMs or the memory well."""
+    """Return for each backend's longest kernel whether it uses the SMs or the memory well."""
     return [sentence for name, row in _longest(captures) if (sentence := _use(name, row))]
 
 
 def of_times(captures: Sequence[Capture]) -> list[str]:
-    """Of each capture with a window on a GPU: for how much of it the GPU was busy."""
+    """Return for each capture with a window on a GPU how much of it the GPU was busy."""
     found = []
     for capture in captures:
         if capture.device == CPU or not capture.window_ms or capture.busy_ms is None:

@@ -1,6 +1,6 @@
-"""Where a backend stands under the roofs: the case's exact useful work over what ncu measured.
+"""Place a backend on the roofline: the exact useful work of the case over ncu's measurements.
 
-ncu's own counts of tensor operations leave out Hopper's wgmma, so the work is the workload's.
+ncu's counts of tensor operations do not include Hopper's wgmma, so the work is computed from the workload.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from attnbench.record import Work
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One backend on one case; what ncu did not measure is None."""
+    """One backend on one case; values that ncu did not measure are None."""
 
     backend: str
     case: str
     flops: int
     "useful FLOPs of a launch"
     ms: float | None
-    "of all kernels of a launch, as ncu times them: one by one, without gaps"
+    "all kernels of a launch as ncu times them: serialized, without gaps"
     dram_mb: float | None
     peak: Peak | None = None
 
@@ -38,18 +38,18 @@ class Point:
 
     @property
     def intensity(self) -> float | None:
-        """Useful FLOPs a byte of DRAM traffic."""
+        """Useful FLOPs per byte of DRAM traffic."""
         return None if not self.dram_mb else self.flops / self.dram_mb / 1e6
 
     @property
     def percent_of_compute(self) -> float | None:
-        """Of the data sheet's dense peak."""
+        """Percentage of the data sheet's dense peak."""
         top = self.peak.tflops if self.peak else None
         return None if self.tflops is None or not top else 100.0 * self.tflops / top
 
     @property
     def percent_of_memory(self) -> float | None:
-        """Of the data sheet's memory rate."""
+        """Percentage of the data sheet's memory bandwidth."""
         top = self.peak.memory_tbps if self.peak else None
         return None if self.gbps is None or not top else self.gbps / top / 10.0
 
@@ -57,13 +57,13 @@ class Point:
 def points(
     captures: Iterable[Capture], works: Mapping[str, Work], peaks: Mapping[str, Peak | None], launches: int
 ) -> list[Point]:
-    """A point for each backend and case of ncu's captures.
+    """Return one point for each backend and case of ncu's captures.
 
     Args:
-        captures: those of other tools are left out.
-        works: of the cases that are known, by case id.
-        peaks: of the card for each case's precision, by case id.
-        launches: of each backend in the window.
+        captures: those of other tools are skipped.
+        works: work of the known cases, by case id.
+        peaks: peak of the GPU at each case's precision, by case id.
+        launches: launches of each backend in the window.
     """
     found = []
     for capture in captures:
@@ -90,7 +90,7 @@ def _ms(rows: Iterable[KernelRow], launches: int) -> float | None:
 
 
 def _dram_mb(rows: Iterable[KernelRow], launches: int) -> float | None:
-    """Traffic of a launch, from the bytes where the set has them, else from the rate and the time."""
+    """Return the DRAM traffic of a launch, from bytes if the set has them, else from rate and time."""
     total = 0.0
     for row in rows:
         size, rate = row.counters.get("dram_bytes"), row.counters.get("dram_gbps")

@@ -1,4 +1,4 @@
-"""Running a profiler: an argument list, a time limit, and a reason where it did not do its work."""
+"""Run a profiler: an argument list, a time limit, and a reason if it leaves no capture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnbench.machine import child
 from attnbench.worker.private import without_paths
 
 NOTHING = "No kernels were profiled"
-"""ncu says it after whatever went wrong, too."""
+"""ncu prints this after any failure, too."""
 
 COMPLAINTS: tuple[tuple[str, str], ...] = (
     (
@@ -36,7 +36,7 @@ COMPLAINTS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(?i)driver (version )?is (not compatible|insufficient)|[Cc]uda driver is not compatible|unsupported driver",
-        "it does not fit this driver; a version from the driver's CUDA toolkit",
+        "it does not support this driver; a version from the driver's CUDA toolkit",
     ),
     (
         r"(?i)device is not supported|unsupported (gpu|device)|No metrics to collect found",
@@ -58,42 +58,42 @@ COMPLAINTS: tuple[tuple[str, str], ...] = (
         "this version does not know an option; a version from 2023 on",
     ),
 )
-"""What tools print, and what it means; the first that is found is the reason."""
+"""Patterns in the output of tools and their meaning; the first match is the reason."""
 
 RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
-"""The line of a traceback that says what happened; some have more lines after it."""
+"""The line of a traceback with the exception; some tracebacks go on after it."""
 
 LAST_WORDS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a tool ended."""
+    """The outcome of a tool's run."""
 
     code: int | None
-    "None where the time limit ended it"
+    "None if the time limit ended it"
     text: str
-    "stdout and stderr together, as they came"
+    "stdout and stderr, interleaved"
     seconds: float
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself and without an error."""
+        """Whether it exited by itself with code 0."""
         return self.code == 0
 
 
 def run(argv: Sequence[str], *, timeout_s: float, log: Path) -> Finished:
     """Run a tool to its end.
 
-    The tool and what it starts are ended with this call, whatever ends it.
+    The tool and its child processes end with this call, however the call ends.
 
     Args:
-        argv: no shell sees it.
-        timeout_s: its time limit.
-        log: where it prints to; added to.
+        argv: command line, run without a shell.
+        timeout_s: time limit.
+        log: file to which the output is appended.
 
     Raises:
-        Unavailable: it cannot be started.
+        Unavailable: the tool cannot be started.
     """
     began, start = time.perf_counter(), log.stat().st_size if log.exists() else 0
     with log.open("ab") as out:
@@ -115,7 +115,7 @@ def run(argv: Sequence[str], *, timeout_s: float, log: Path) -> Finished:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pass
-        finally:  # Ctrl-C leaves nothing behind
+        finally:  # also on Ctrl-C: no process is left running
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -125,13 +125,13 @@ def run(argv: Sequence[str], *, timeout_s: float, log: Path) -> Finished:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, with numbers printed one way."""
+    """Return this process's environment with the C locale for numbers."""
     kept = {key: value for key, value in child.environment().items() if key != "LC_ALL"}
     return {**kept, "LC_NUMERIC": "C"}
 
 
 def reason(tool: str, finished: Finished, timeout_s: float) -> str:
-    """Why a tool left no capture, in words of ours where its own are known."""
+    """Return why a tool left no capture, in attnbench's words if the failure is a known one."""
     if finished.code is None:
         return f"{tool}: did not end within {timeout_s:g} s and was stopped; --timeout"
     error = _error(finished.text)
@@ -148,7 +148,7 @@ def reason(tool: str, finished: Finished, timeout_s: float) -> str:
 
 
 def _error(text: str) -> str | None:
-    """What went wrong by ncu's own words; where the program it started failed, by the program's last."""
+    """Return ncu's own error; if the program that ncu started failed, that program's last error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
     theirs = [line for line in lines if not line.startswith("==")]
@@ -160,5 +160,5 @@ def _error(text: str) -> str | None:
 
 
 def shown(argv: Sequence[str]) -> str:
-    """A command line for people and records: programs and files without the folders of this machine."""
+    """Return a command line for people and records: programs and files without this machine's folders."""
     return shlex.join(without_paths(word) for word in argv)

@@ -1,9 +1,9 @@
-"""Captures of a serving step under the names of seed 002: a file an operator, captures and logs in folders of their own.
+"""Captures of a serving step named as in seed 002: one file per operator, captures and logs in separate folders.
 
     profiles/benchmark_bs8_nc1024.nsys-rep                                    p-logs/benchmark_bs8_nc1024.log
     profiles-cu/benchmark_bs8_nc1024_{embedding,tc,hstu_fwd}.ncu-rep          pcu-logs/… .log
 
-An operator is found by the range that it runs in, whatever its kernels are called on a card.
+An operator is selected by the range in which it runs, whatever its kernels are called on a GPU.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from attnbench.profile.take import Options
 
 NAME, WORKLOAD = "seed-002", "hstu-serving"
 OPERATORS = {"embedding": "embedding", "projection": "tc", "attention": "hstu_fwd"}
-"By the range of a step what the seed calls the operator in it."
+"The seed's name of an operator, by the range of a step."
 PLACES = {"nsys": ("profiles", "p-logs"), "ncu": ("profiles-cu", "pcu-logs")}
-"Of each tool the folders of captures and of logs."
+"Folders of captures and of logs, by tool."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class Shot:
 
     job: Job
     name: str
-    "of its file, in its folder, without suffix"
+    "name of its file in its folder, without suffix"
     options: Options
 
 
 def shots(tool: str, jobs: Sequence[Job], options: Options) -> list[Shot]:
-    """The captures of the first row of the one case.
+    """Return the captures of the first row of a single case.
 
     Raises:
-        UsageError: the tool, the workload or the cases are none that the seed has names for.
+        UsageError: the seed has no names for the tool, the workload or the cases.
     """
     who = "attnbench profile"
     if tool not in PLACES:
@@ -57,14 +57,14 @@ def shots(tool: str, jobs: Sequence[Job], options: Options) -> list[Shot]:
 
 
 def place(folder: Path, tool: str) -> Path:
-    """The folder of a tool's captures, made."""
+    """Return the folder of a tool's captures, created."""
     found = folder / PLACES[tool][0]
     found.mkdir(parents=True, exist_ok=True)
     return found
 
 
 def put_log(folder: Path, tool: str, name: str) -> None:
-    """Move what a tool printed from beside its capture to the folder of its logs."""
+    """Move a tool's log from beside its capture to the folder of logs."""
     captures, logs = (folder / one for one in PLACES[tool])
     log = captures / f"{name}.log"
     if log.is_file():

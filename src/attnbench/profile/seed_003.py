@@ -1,4 +1,4 @@
-"""The table of seed 003, and what it says: a column a capture, of any workload."""
+"""The table of seed 003 and its conclusions: one column per capture, of any workload."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TITLES = {
     "sparge_fp8": "Sparge (fp8)",
     "sparge-fp8": "Sparge (fp8)",
 }
-"Columns of the seed, by the name of a capture: ours (``video_sdpa-flash``) or the seed's (``profile_fa``)."
+"The seed's columns by the name of a capture: attnbench's (``video_sdpa-flash``) or the seed's (``profile_fa``)."
 
 
 def table(captures: Sequence[Capture]) -> Table:
-    """Seed 003's table, a column a capture.
+    """Return seed 003's table, one column per capture.
 
-    As there: the share is of all kernel time, and the total is the NVTX range (on the GPU where that is
-    known), else the window, else all kernel time.
+    As in the seed, the percentage is of all kernel time, and the total is the NVTX range (its GPU time if known), else
+    the window, else all kernel time.
     """
     columns, titles = [_seed_003(capture) for capture in captures], _titles(captures)
     rows = tuple((name, *(column[name] for column in columns)) for name in (columns[0] if columns else ()))
@@ -37,7 +37,7 @@ def table(captures: Sequence[Capture]) -> Table:
 
 
 def _titles(captures: Sequence[Capture]) -> list[str]:
-    """The seed's names of the columns, and others' own; all their own where the seed's would name two alike."""
+    """Return the seed's column names, and other captures' own; all their own if two would get the same name."""
     names = [capture.name for capture in captures]
     titles = [TITLES.get(name.removeprefix("profile_").removeprefix("video_"), name) for name in names]
     if len(set(titles)) < len(titles):
@@ -46,7 +46,7 @@ def _titles(captures: Sequence[Capture]) -> list[str]:
 
 
 def _reading(captures: Sequence[Capture], names: Sequence[str]) -> Iterator[str]:
-    """What the columns say beside the first, as the seed's text reads its table."""
+    """Yield how each column differs from the first, as the seed's text does."""
     base = captures[0] if captures else None
     attention = category_ms(base, kinds.ATTENTION) if base else None
     total = _total_ms(base) if base else None
@@ -93,7 +93,7 @@ def _seed_003(capture: Capture) -> dict[str, str | None]:
 
 def _total_ms(capture: Capture) -> float | None:
     projected = [row.gpu_ms for row in capture.ranges if row.gpu_ms is not None]
-    # Ranges nest: the longest holds the others of one stack.  Ours lie side by side, one a backend and case.
+    # Ranges nest: the longest contains the others of one stack.  attnbench's are disjoint, one per backend and case.
     ours = [row.gpu_ms for row in capture.ranges if row.gpu_ms is not None and split_range(row.name)[0]]
     outer = sum(ours) if ours else max(projected, default=None)
     printed = max((row.host_ms for row in capture.ranges if row.host_ms is not None), default=None)
@@ -102,12 +102,12 @@ def _total_ms(capture: Capture) -> float | None:
 
 
 def _with(value: float | None, unit: str) -> str | None:
-    """A number as the seed writes it: 53.7%, 1,045ms; smaller ones keep three digits."""
+    """Return a number as the seed writes it: 53.7%, 1,045ms; smaller ones keep three digits."""
     if value is None:
         return None
     if value >= 1000:
         return f"{value:,.0f}{unit}"
     if value >= 10 or value == 0:
         return f"{value:.1f}{unit}"
-    digits = f"{value:.{2 - math.floor(math.log10(value))}f}"  # never an exponent, which no spreadsheet of theirs has
+    digits = f"{value:.{2 - math.floor(math.log10(value))}f}"  # never an exponent: the seed's spreadsheets have none
     return f"{digits.rstrip('0').rstrip('.')}{unit}"

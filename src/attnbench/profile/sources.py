@@ -1,4 +1,4 @@
-"""A capture taken earlier: what it is, found out from its content, and read."""
+"""Read an earlier capture, with its format detected from its content."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ ACCEPTED = (
 
 
 def read(path: str | Path, rules: Categories) -> tuple[Capture, ...]:
-    """Read a capture of any of the tools, in any of their formats.
+    """Read a capture of any tool in any supported format.
 
     Args:
-        path: of the file.
-        rules: categories; a capture of our own JSON is sorted anew by them.
+        path: path of the file.
+        rules: categories; captures in attnbench's own JSON are categorized again.
 
     Returns:
-        One capture, or those of our own JSON.
+        One capture, or all captures of attnbench's own JSON.
 
     Raises:
         UsageError: there is no such file.
-        RunFileError: it is cut short or none of the formats.
-        Unavailable: only a tool that is not here can read it.
+        RunFileError: the file is truncated or in none of the formats.
+        Unavailable: only a tool that is not installed can read it.
     """
     path = Path(path)
     head = _head(path)
@@ -58,7 +58,7 @@ def read(path: str | Path, rules: Categories) -> tuple[Capture, ...]:
 
 
 def _exported(path: Path, name: str, rules: Categories) -> Capture:
-    """A report of nsys, through the nsys that is here."""
+    """Read a report of nsys through the installed nsys."""
     nsys = find_program("nsys")
     if nsys.reason is not None or nsys.path is None:
         raise Unavailable(
@@ -104,7 +104,7 @@ def _text(path: Path, head: bytes, name: str, rules: Categories) -> tuple[Captur
             return _own(path, rules)
         return (torch_trace.parse(path, name=name, rules=rules),)
     try:
-        # Before it is taken apart: without its beginning nobody can tell a URL's password.
+        # Before parsing: without the beginning of a URL its password cannot be recognized.
         text = without_passwords(path.read_text(encoding=_encoding(head)))
     except UnicodeDecodeError:
         raise RunFileError(refusal("profile", "--from", path.name, "is none of the known formats", ACCEPTED)) from None
@@ -116,7 +116,7 @@ def _text(path: Path, head: bytes, name: str, rules: Categories) -> tuple[Captur
 
 
 def _encoding(head: bytes) -> str:
-    """UTF-8, or UTF-16 as PowerShell writes what is sent into a file."""
+    """Return UTF-8, or UTF-16 as PowerShell writes redirected output."""
     return "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
 
 

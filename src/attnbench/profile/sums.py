@@ -1,4 +1,4 @@
-"""Sums of a capture that several tables want."""
+"""Sums over a capture that several tables need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from attnbench.profile.capture import Capture
 
 
 def category_ms(capture: Capture, name: str) -> float | None:
-    """Time of a category, idle and copies by engines among them; None where nothing of it is there."""
+    """Return the time of a category, including idle and copies by copy engines; None if the capture has none."""
     if name == kinds.IDLE:
         return capture.idle_ms
     times = [row.total_ms for row in capture.kernels if row.category == name]
@@ -18,5 +18,5 @@ def category_ms(capture: Capture, name: str) -> float | None:
 
 
 def percent(part: float | None, whole: float | None) -> float | None:
-    """A part in per cent; None where one of the two is not known."""
+    """Return a part in per cent; None if one of the two is unknown."""
     return None if part is None or not whole else 100.0 * part / whole

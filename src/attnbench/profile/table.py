@@ -8,30 +8,30 @@ from dataclasses import dataclass
 Cell = str | int | float | None
 DIGITS = 4
 MOST = 20
-"Rows of a table on a terminal; the CSV has all."
+"Rows shown on a terminal; the CSV has all."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Heads and rows; a cell without a value is None."""
+    """Headers and rows; a cell without a value is None."""
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
-    "of the columns: where a terminal is too narrow, the highest goes first, and 0 never; () is all 0"
+    "of the columns: if the terminal is too narrow, the highest rank is dropped first, 0 never; () is all 0"
 
     def texts(self) -> list[list[str]]:
-        """The rows as people read them."""
+        """Return the rows as people read them."""
         return [[text(cell) for cell in row] for row in self.rows]
 
     def numbers(self) -> list[bool]:
-        """Which columns hold numbers."""
+        """Return which columns hold numbers."""
         return [any(isinstance(row[index], int | float) for row in self.rows) for index in range(len(self.heads))]
 
     def markdown(self) -> str:
-        """As Markdown, without the title."""
+        """Return the table as Markdown, without the title."""
         lines = [
             "| " + " | ".join(map(_escaped, self.heads)) + " |",
             "|" + "|".join(" ---: " if number else " --- " for number in self.numbers()) + "|",
@@ -40,7 +40,7 @@ class Table:
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)]) + "\n"
 
     def plain(self) -> str:
-        """As columns of a text file."""
+        """Return the table as columns of a text file."""
         texts, numbers = self.texts(), self.numbers()
         widths = [max(len(row[index]) for row in [list(self.heads), *texts]) for index in range(len(self.heads))]
         lines = [
@@ -54,7 +54,7 @@ class Table:
 
 
 def text(cell: Cell) -> str:
-    """A cell as people read it: four digits, thousands apart, nothing where there is no value."""
+    """Return a cell as people read it: four digits, thousands separated, empty without a value."""
     if cell is None or isinstance(cell, str):
         return cell or ""
     if isinstance(cell, int):

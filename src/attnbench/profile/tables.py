@@ -1,4 +1,4 @@
-"""The tables of captures: kernels, categories, copies, ranges, the CPU's side, counters, advice, seed 003's."""
+"""The tables of captures: kernels, categories, copies, ranges, CUDA API, counters, advice, seed 003's."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from attnbench.profile.sums import category_ms, percent
 from attnbench.profile.table import MOST, Cell, Table
 
 MOST_OTHER = 1.0
-"""Per cent of the time of kernels that may be in no category."""
+"""Per cent of the kernel time that may be in no category without a note."""
 
 
 def kernels(capture: Capture) -> Table:
-    """What ran on the GPU, the longest first."""
+    """Return the kernels that ran on the GPU, longest first."""
     total = capture.kernel_ms
     places = _places(capture)
     apart = len(set(places)) > 1
@@ -55,7 +55,7 @@ def kernels(capture: Capture) -> Table:
 
 
 def _places(capture: Capture) -> list[str]:
-    """Where each kernel was launched: the backend where that says it, else the range."""
+    """Return where each kernel was launched: the backend if that distinguishes kernels, else the range."""
     several = len({row.case for row in capture.kernels if row.case}) > 1
     return [
         row.backend if row.backend and not several and split_range(row.range)[0] else row.range or ""
@@ -64,7 +64,7 @@ def _places(capture: Capture) -> list[str]:
 
 
 def categories(captures: Sequence[Capture]) -> Table:
-    """Time by category, a column of ms and of per cent a capture; the shares are of the window where that is known."""
+    """Return the time by category, columns of ms and per cent for each capture; of the window if known."""
     names = _category_names(captures)
     heads = ["category"]
     columns: list[list[Cell]] = []
@@ -80,7 +80,7 @@ def categories(captures: Sequence[Capture]) -> Table:
 
 
 def _coverage(captures: Sequence[Capture]) -> Iterator[str]:
-    """How much of the kernels' time no rule knows, where that is more than a hundredth."""
+    """Yield how much of the kernel time no rule covers, if more than 1 %."""
     for capture in captures:
         other = percent(category_ms(capture, kinds.OTHER), capture.kernel_ms)
         if other is not None and other > MOST_OTHER:
@@ -88,13 +88,13 @@ def _coverage(captures: Sequence[Capture]) -> Iterator[str]:
 
 
 def by_category(capture: Capture) -> dict[str, float]:
-    """ms of each category that a capture has, in the order of the tables; idle is among them where it is known."""
+    """Return the ms of each category of a capture, in the order of tables, including idle if known."""
     times = {name: category_ms(capture, name) for name in _category_names([capture])}
     return {name: ms for name, ms in times.items() if ms}
 
 
 def _of_what(captures: Sequence[Capture]) -> tuple[str, ...]:
-    """What the shares of the categories are shares of."""
+    """Return notes that say of which time the percentages are."""
     without = [capture.name for capture in captures if capture.window_ms is None]
     mixed = f"{', '.join(without)}: " if 0 < len(without) < len(captures) else ""
     notes = []
@@ -117,7 +117,7 @@ def _category_names(captures: Iterable[Capture]) -> list[str]:
 
 
 def copies(capture: Capture) -> Table:
-    """Copies and fills, by time and size."""
+    """Return copies and fills, by time and size."""
     rows = tuple(
         (row.operation, row.calls, row.total_ms, row.mean_ms, row.min_ms, row.max_ms, row.total_mb)
         for row in capture.copies
@@ -130,7 +130,7 @@ def copies(capture: Capture) -> Table:
 
 
 def ranges(capture: Capture) -> Table:
-    """Ranges, with the time of what was launched in them beside that on the host."""
+    """Return ranges, with the GPU time of the work launched in them beside their host time."""
     where = "operators" if capture.device == CPU else "GPU"
     rows = tuple((row.name, row.calls, row.gpu_ms, row.busy_ms, row.host_ms) for row in capture.ranges)
     return Table(
@@ -141,7 +141,7 @@ def ranges(capture: Capture) -> Table:
 
 
 def api(capture: Capture) -> Table:
-    """Calls of the CUDA API: the CPU's time, which no GPU time contains."""
+    """Return calls of the CUDA API: CPU time, never part of GPU time."""
     rows = tuple(
         (row.name, row.calls, row.total_ms, row.mean_ms, row.median_ms, row.max_ms) for row in capture.api[:MOST]
     )
@@ -167,11 +167,11 @@ SHOWN = {
     "sm_percent": ("SM %", 0),
     "tensor_percent": ("tensor %", 0),
 }
-"""Counters of the table, with their heads and ranks."""
+"""Counters of the table, with their headers and ranks."""
 
 
 def counters(captures: Sequence[Capture]) -> Table:
-    """A line a kernel: duration, cycles, registers, occupancy, caches, throughputs, and why warps wait."""
+    """Return one row per kernel: duration, cycles, registers, occupancy, caches, throughputs, stall reason."""
     rows: list[tuple[Cell, ...]] = []
     for capture in captures:
         for row in capture.kernels[:MOST]:
@@ -192,21 +192,21 @@ def counters(captures: Sequence[Capture]) -> Table:
         heads=("backend", "kernel", "calls", *(head for head, _ in SHOWN.values()), "warps wait for"),
         notes=(
             *_remarks(captures),
-            "occ. is the share of warps an SM could hold that it did, occ. max what "
-            "registers and shared memory allow; tensor % is of the cycles in which the SM worked; warps "
-            "wait for: the commonest reason, and how many wait for it at each instruction issued",
+            "occ. is the share of an SM's warp slots in use, occ. max the share that "
+            "registers and shared memory allow; tensor % is of the cycles in which the SM was active; warps "
+            "wait for: the most frequent stall reason, and the warps stalled by it per issued instruction",
             *reading.of_counters(captures),
         ),
     )
 
 
 def _remarks(captures: Sequence[Capture]) -> list[str]:
-    """What the captures themselves say of what may be missing, each with its capture where there are several."""
+    """Return the captures' own notes on missing data, each with its capture's name if there are several."""
     return [f"{capture.name}: {note}" if len(captures) > 1 else note for capture in captures for note in capture.notes]
 
 
 def metrics(capture: Capture, title: str, names: Sequence[str]) -> Table:
-    """Some counters of every kernel, those that the capture has."""
+    """Return some counters of every kernel, those that the capture has."""
     present = {name for row in capture.kernels for name in row.counters}
     there = [one for one in known()[0] if one.name in names and one.name in present]
     rows = tuple((row.backend, row.short, *(_counter(row, one.name) for one in there)) for row in capture.kernels)
@@ -223,7 +223,7 @@ def _counter(row: KernelRow, name: str) -> Cell:
 
 
 def roofline(points: Sequence[Point]) -> Table:
-    """Where each backend stands under the roofs."""
+    """Return each backend's place on the roofline."""
     rows = tuple(
         (
             one.backend,
@@ -255,18 +255,18 @@ NAMES = ("all", "kernels", "categories", "counters", "seed-003")
 
 
 def chosen(name: str, captures: Sequence[Capture], points: Sequence[Point] = (), *, whole: bool = False) -> list[Table]:
-    """The tables of a name, those without rows left out.
+    """Return the tables of a name, without empty ones.
 
     Args:
-        name: one of `NAMES`; ``all`` is everything but seed 003's.
-        captures: in the order of the columns.
-        points: of the roofline.
-        whole: with all of what ncu's rules say.
+        name: one of `NAMES`; ``all`` is every table but seed 003's.
+        captures: captures in the order of columns.
+        points: points on the roofline.
+        whole: show the whole text of ncu's rules.
     """
     counted = [capture for capture in captures if any(row.counters for row in capture.kernels)]
     timed = [capture for capture in captures if capture not in counted]
     found: list[Table] = []
-    if name in ("seed-003", "categories"):  # alone: what `all` says under the kernels would be lost
+    if name in ("seed-003", "categories"):  # shown alone, so with the notes that `all` prints under the kernels
         one = seed_003.table(captures) if name == "seed-003" else categories(captures)
         return [dataclasses.replace(one, notes=(*_remarks(captures), *one.notes))] if one.rows else []
     if name in ("all", "counters"):
@@ -301,7 +301,7 @@ FIELDS: Mapping[str, Callable[[Capture, KernelRow], Cell]] = {
 
 
 def to_csv(captures: Iterable[Capture]) -> str:
-    """Every kernel of every capture with every counter; the whole name stands last."""
+    """Return every kernel of every capture with all counters; the full name comes last."""
     captures = list(captures)
     there = {name for capture in captures for row in capture.kernels for name in row.counters}
     ordered = [one.name for one in known()[0] if one.name in there]

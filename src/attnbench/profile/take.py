@@ -1,4 +1,4 @@
-"""Taking a capture: the profiler's command line, its run, and its output read into a `Capture`."""
+"""Take a capture: build the profiler's command line, run it, and read its output into a `Capture`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attnbench.profile.running import Finished, reason, run, shown
 TOOLS = ("ncu", "nsys", "torch")
 SUFFIX = {"ncu": ".ncu-rep", "nsys": ".nsys-rep", "torch": ".trace.json"}
 READ = (".csv", ".sqlite", "_stats.txt")
-"""Ends of the files that are made of a capture."""
+"""Suffixes of the files derived from a capture."""
 
 SECTIONS = {
     "basic": ("basic", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis", "WarpStateStats"),
@@ -38,40 +38,40 @@ SECTIONS = {
     ),
     "full": ("full",),
 }
-"""ncu's own set, and the sections it lacks (`ncu --list-sets`) for the counters of our table."""
+"""ncu's own set, and the sections it lacks (`ncu --list-sets`) for the counters of the table."""
 
 REPORTS = ("cuda_api_sum", "cuda_gpu_kern_sum", "cuda_gpu_mem_time_sum", "cuda_gpu_mem_size_sum", "nvtx_gpu_proj_sum")
 RESET_S = 30.0
 BOOST_SINCE = (2025, 3)
-"""Version of ncu from which on its option for the boost of the tensor cores was seen (2025.3.1)."""
+"""First version of ncu known to have the option for tensor core boost (2025.3.1)."""
 SPECIAL = str.maketrans({letter: f"\\{letter}" for letter in "\\/@,[]+*"})
-"""What means something in ncu's expressions of ranges."""
+"""Characters with a meaning in ncu's range expressions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """How to take captures."""
+    """Options of taking captures."""
 
     kernel: str | None = None
     "regular expression of kernel names"
     range: str | None = None
-    "NVTX ranges, with commas between them: only what is launched in one of them"
+    "NVTX ranges, separated by commas: only work launched in one of them"
     set: str = "basic"
-    "of ncu's sections: basic, roofline, full"
+    "ncu's section set: basic, roofline, full"
     clock_control: str = "none"
-    "none leaves the clocks alone; base locks them to the base clock while ncu profiles"
+    "none does not lock clocks; base locks them to the base clock while ncu profiles"
     cache_control: str = "all"
     "all flushes the caches before each pass of ncu, none leaves them warm"
     timeout_s: float = 120.0
     force: bool = False
-    "replace files that are there"
+    "replace existing files"
     file: str | None = None
-    "name of the capture's file without suffix; None is profile_{backend}"
+    "name of the capture's file, without suffix; None is profile_{backend}"
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What came of one process."""
+    """The outcome of one profiled process."""
 
     capture: Capture | None
     reason: str | None
@@ -84,7 +84,7 @@ def check_device(tool: str, device: str) -> None:
     """Refuse a device on which a tool records nothing.
 
     Raises:
-        Unavailable: it is a CPU, and the tool is no torch.profiler.
+        Unavailable: the device is a CPU, and the tool is not torch.profiler.
     """
     if tool != "torch" and not Device.parse(device).on_gpu:
         raise Unavailable(
@@ -101,7 +101,7 @@ def check_device(tool: str, device: str) -> None:
 
 
 def probe(tool: str, device: str) -> Profiler:
-    """Find a profiler that may work.
+    """Find a profiler that can be expected to work.
 
     Raises:
         Unavailable: the tool records nothing on this device, or does not answer.
@@ -124,15 +124,15 @@ def probe(tool: str, device: str) -> Profiler:
 def commands(
     tool: str, program: str, job_words: Sequence[str], out: Path, options: Options, version: str | None = None
 ) -> list[list[str]]:
-    """The command lines of a capture, in order; the first takes it, the others read it.
+    """Return the command lines of a capture in order; the first takes it, the others convert it.
 
     Args:
         tool: ncu, nsys or torch.
         program: path of ncu or nsys.
         job_words: command line of the profiled process.
         out: path of the capture without suffix.
-        options: how.
-        version: of the program; None is one of today.
+        options: options of the capture.
+        version: version of the program; None is treated as a current one.
     """
     if tool == "torch":
         return [list(job_words)]
@@ -149,7 +149,7 @@ def _ncu(program: str, job_words: Sequence[str], out: Path, options: Options, ve
         take += ["--section", section]
     take += ["--clock-control", options.clock_control, "--cache-control", options.cache_control]
     if options.clock_control == "none" and _year(version) >= BOOST_SINCE:
-        take += ["--pipeline-boost-state", "dynamic"]  # by itself it holds the tensor cores' boost steady
+        take += ["--pipeline-boost-state", "dynamic"]  # by default ncu locks the boost of the tensor cores
     if options.kernel is not None:
         take += ["--kernel-name-base", "demangled", "--kernel-name", f"regex:{options.kernel}"]
     if options.range is not None:
@@ -160,14 +160,14 @@ def _ncu(program: str, job_words: Sequence[str], out: Path, options: Options, ve
 
 
 def _year(version: str | None) -> tuple[int, ...]:
-    """Year and release of an ncu: 2025.3.1.0 is (2025, 3)."""
+    """Return year and release of an ncu: 2025.3.1.0 is (2025, 3)."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:2]) if version else BOOST_SINCE
 
 
 def _nsys(program: str, job_words: Sequence[str], out: Path, options: Options) -> list[list[str]]:
     overwrite = ["--force-overwrite=true"] if options.force else []
     return [
-        # Without "stop" the end of the window would end the process before it answers.
+        # Without "--capture-range-end=stop", the end of the window would end the process before it answers.
         [
             program,
             "profile",
@@ -192,13 +192,13 @@ def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options,
     Args:
         tool: ncu, nsys or torch.
         program: from `probe`.
-        job: what is launched.
-        folder: where the tool's files go.
-        options: how.
+        job: the launches.
+        folder: folder for the tool's files.
+        options: options of the capture.
         rules: categories.
 
     Returns:
-        The capture, or the reason why there is none.  Whatever the tool left lies in the folder.
+        The capture, or the reason why there is none.  The tool's files stay in the folder.
     """
     out = (folder / (options.file or jobs.file_name(job.backends))).absolute()
     left = out.with_name(out.name + SUFFIX[tool])
@@ -211,7 +211,7 @@ def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options,
     left_out = tuple(f"{name}: {why.removeprefix(f'{name}: ')}" for name, why in reasons.items())
     if len(reasons) == len(job.backends):
         return Taken(None, "; ".join(left_out))
-    if _stamp(left) in (None, before):  # an earlier capture of that name is not this one's
+    if _stamp(left) in (None, before):  # an earlier capture of that name does not count
         return Taken(None, _why(tool, finished, options), left_out)
     try:
         capture = _read(tool, program, out, others, finished, options, rules)
@@ -234,9 +234,9 @@ def take(tool: str, program: Profiler, job: Job, folder: Path, options: Options,
 def _launched(
     tool: str, program: Profiler, job: Job, out: Path, options: Options
 ) -> tuple[Finished, Answer | None, list[list[str]]]:
-    """Run the tool: how it ended, what the profiled process answered, and the command lines."""
+    """Run the tool; return its outcome, the profiled process's answer, and the command lines."""
     log, trace = out.with_name(f"{out.name}.log"), out.with_name(out.name + SUFFIX["torch"])
-    if options.force:  # nsys prints what it finds exported, however old
+    if options.force:  # nsys would print an old export
         for path in (log, *(out.with_name(out.name + end) for end in READ)):
             path.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="attnbench-") as place:
@@ -253,7 +253,7 @@ def _launched(
 
 @contextmanager
 def _clocks_reset(tool: str, program: Profiler, options: Options, log: Path) -> Iterator[list[Finished]]:
-    """Unlock the clocks that an ncu which did not end by itself left locked; who ended puts itself into the list."""
+    """Unlock the clocks that a killed ncu left locked; the block appends the outcome of each tool to the list."""
     ended: list[Finished] = []
     try:
         yield ended
@@ -265,7 +265,7 @@ def _clocks_reset(tool: str, program: Profiler, options: Options, log: Path) -> 
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What changes where a file is written anew; None where there is none."""
+    """Return values that change when a file is rewritten; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -282,7 +282,7 @@ def _read(
     options: Options,
     rules: Categories,
 ) -> Capture:
-    """What the tool left, read; its complaint where it left nothing."""
+    """Read the tool's output; raise with its own complaint if there is none."""
     left = out.with_name(out.name + SUFFIX[tool])
     name = out.name.removeprefix("profile_")
     if tool == "torch" and not finished.ok:
@@ -311,14 +311,14 @@ def _why(tool: str, finished: Finished, options: Options) -> str:
 def _nsys_capture(
     out: Path, name: str, others: Sequence[Sequence[str]], options: Options, rules: Categories
 ) -> Capture:
-    """From the SQLite export; from what `nsys stats` prints where the export fails."""
+    """Return the capture from the SQLite export; from `nsys stats` if the export fails."""
     export, stats = others
     log = out.with_name(f"{out.name}.log")
     exported = run(export, timeout_s=options.timeout_s, log=log)
     table = out.with_name(f"{out.name}_stats.txt")
     table.unlink(missing_ok=True)
     printed = run(stats, timeout_s=options.timeout_s, log=table)
-    if not printed.ok:  # reports had other names before 2022.4; without names nsys prints its own choice
+    if not printed.ok:  # before 2022.4 reports had other names; without names nsys prints its defaults
         table.unlink(missing_ok=True)
         printed = run(
             [word for word in stats if not word.startswith("--report=")], timeout_s=options.timeout_s, log=table

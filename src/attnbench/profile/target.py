@@ -1,8 +1,8 @@
 """The profiled process: `python -m attnbench.profile.target JOB ANSWER TRACE`, started by a profiler.
 
-It opens the backends of one case through the same seam as a measurement, warms each up, and then,
-inside the capture window, launches each in ranges named ``backend/case``.  What is set up, compiled
-and warmed up stays outside the window.
+It opens the backends of one case through the same interface as a measurement and warms each up.  Then, inside the
+capture window, it launches each in ranges named ``backend/case``.  Setup, compilation and warm-up stay outside the
+window.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from attnbench.workloads.base import Case, Inputs, load_workload
 
 NOTHING_RAN = 3
 TRACE_NAME = re.compile(r',\s*"traceName":\s*"(?:[^"\\]|\\.)*"(?=\s*}\s*$)')
-"""At the end of torch's trace: a path of this machine."""
+"""The last field of torch's trace, a path of this machine."""
 END = 1 << 14
-"""Letters in which that end is looked for."""
+"""Number of characters at the end that are searched for it."""
 
 Mark = Callable[[str], AbstractContextManager[Any]]
 
 
 def main(job_file: str, answer_file: str, trace_file: str) -> int:
-    """Do the job; 0, or 3 where no backend could be launched."""
+    """Run the job; return 0, or 3 if no backend could be launched."""
     job = read_job(Path(job_file))
     answer = carry_out(job, Path(trace_file))
     write(answer, Path(answer_file))
@@ -42,14 +42,14 @@ def main(job_file: str, answer_file: str, trace_file: str) -> int:
 
 
 def carry_out(job: Job, trace: Path) -> Answer:
-    """Open, warm up, launch in the window.
+    """Open and warm up the backends, then launch them in the window.
 
     Args:
-        job: what to launch.
-        trace: where torch.profiler's trace goes, with marks ``torch``.
+        job: the launches.
+        trace: path of torch.profiler's trace, for marks ``torch``.
 
     Returns:
-        Why backends were left out.
+        Why backends were not launched.
     """
     import torch
 
@@ -66,7 +66,7 @@ def carry_out(job: Job, trace: Path) -> Answer:
                 launches[name] = _opened(name, job, case, inputs, machine, sessions)
             except (Unavailable, Unsupported) as why:
                 reasons[name] = str(why)
-            except Exception as error:  # the edge: whatever a backend raises is its own, the others are profiled
+            except Exception as error:  # catches everything: the other backends are still profiled
                 reasons[name] = reason_of(error, "warm-up")
         if launches:
             _launch_all(job, case.mode, launches, trace)
@@ -74,7 +74,7 @@ def carry_out(job: Job, trace: Path) -> Answer:
 
 
 def _opened(name: str, job: Job, case: Case, inputs: Inputs, machine: Machine, sessions: ExitStack) -> Launch:
-    """Open a backend and warm it up; its session is closed with the others."""
+    """Return the launch of a backend, warmed up; its session is closed with the others."""
     backend = resolve(name, case, files=() if is_shipped(name) else job.files)
     if machine.device not in backend.devices:
         raise Unsupported(f"{name}: device={machine.device} is not supported; {' and '.join(backend.devices)}")
@@ -83,7 +83,7 @@ def _opened(name: str, job: Job, case: Case, inputs: Inputs, machine: Machine, s
     with ExitStack() as closing:
         launch = closing.enter_context(backend.session(case, inputs))
         if case.mode != "fwd":
-            launch.forward()  # a backward alone uses the last forward
+            launch.forward()  # a backward alone needs a forward before it
         call = launch.call(case.mode)
         for _ in range(job.warmup):
             if launch.reset:
@@ -94,7 +94,7 @@ def _opened(name: str, job: Job, case: Case, inputs: Inputs, machine: Machine, s
             if launch.at_length is None:
                 wrong = "has nothing that follows its launches"
                 raise Unsupported(refusal(name, "--whole", "yes", wrong, "a suite of the workload video"))
-            launch.at_length()  # steps warm up no decoder
+            launch.at_length()  # single steps do not warm up the decoder
             synchronize(Device.parse(job.device))
         sessions.push(closing.pop_all())
     return launch
@@ -116,7 +116,7 @@ def _launch_all(job: Job, mode: str, launches: dict[str, Launch], trace: Path) -
 
 @contextmanager
 def _window(job: Job, trace: Path) -> Iterator[Mark]:
-    """What the profiler records, and how a range is marked in it."""
+    """Open the profiler's window; yield the function that marks a range in it."""
     if job.marks == "nvtx":
         yield from _nvtx_window(Device.parse(job.device))
     elif job.marks == "torch":
@@ -151,11 +151,11 @@ def _torch_window(job: Job, trace: Path) -> Iterator[Mark]:
 
 
 def _sign(trace: Path, version: str) -> None:
-    """Write into the trace what took it: torch leaves its version out."""
+    """Mark the trace as attnbench's and add the version of torch, which torch omits."""
     import json
 
     text = trace.read_text(encoding="utf-8")
-    # Read and written as JSON, a trace of a whole generation takes half a minute.
+    # As text: parsing and writing JSON takes half a minute for a trace of a whole generation.
     text = text[:-END] + TRACE_NAME.sub("", text[-END:])
     trace.write_text(text.replace("{", f'{{"{OURS}": {json.dumps({"torch": version})},', 1), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""From events on time lines to rows: which range launched what, projected ranges, busy time, sums."""
+"""Turn events on time lines into rows: launches by range, projected ranges, busy time, sums."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from attnbench.profile.categories import Categories, by_range
 from attnbench.profile.names import short_name
 
 NS_MS = 1e6
-"""ns of a ms."""
+"""Nanoseconds per millisecond."""
 
 
 @dataclass(slots=True, frozen=True)
 class Event:
-    """One thing the GPU did; ns of the tool's clock."""
+    """One activity of the GPU, in ns of the tool's clock."""
 
     kind: str
-    "kernel, copy"
+    "kernel or copy"
     name: str
     start: float
     end: float
     ranges: tuple[int, ...] = ()
-    "indices of the range instances it was launched in, the innermost last"
+    "indices of the range instances open at its launch, innermost last"
     bytes: int | None = None
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | None = None
@@ -33,7 +33,7 @@ class Event:
 
 @dataclass(slots=True, frozen=True)
 class Instance:
-    """One range that was open once; ns of the tool's clock."""
+    """One instance of a range, in ns of the tool's clock."""
 
     name: str
     start: float
@@ -43,15 +43,15 @@ class Instance:
 
 @dataclass(slots=True)
 class Timeline:
-    """Everything of a capture."""
+    """All events of a capture."""
 
     events: list[Event] = field(default_factory=list)
     instances: Sequence[Instance] = ()
     calls: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    "ns of every API call, by function"
+    "durations of every API call in ns, by function"
 
     def kernels(self, rules: Categories) -> tuple[KernelRow, ...]:
-        """Rows by range and kernel, the longest first."""
+        """Return rows by range and kernel, longest first."""
         groups: dict[tuple[tuple[str, ...], str], list[Event]] = defaultdict(list)
         for event in self.events:
             if event.kind == "kernel":
@@ -60,7 +60,7 @@ class Timeline:
         return by_range(sorted(rows, key=lambda row: -(row.total_ms or 0)))
 
     def ranges(self) -> tuple[RangeRow, ...]:
-        """Rows by range, in order of first appearance, with their projection on the GPU."""
+        """Return rows by range, in order of first appearance, with their projection on the GPU."""
         launched: dict[int, list[Event]] = defaultdict(list)
         for event in self.events:
             for index in event.ranges:
@@ -84,7 +84,7 @@ class Timeline:
         )
 
     def copies(self) -> tuple[CopyRow, ...]:
-        """Rows by kind of copy."""
+        """Return rows by kind of copy."""
         groups: dict[str, list[Event]] = defaultdict(list)
         for event in self.events:
             if event.kind == "copy":
@@ -92,7 +92,7 @@ class Timeline:
         return tuple(_copy_row(name, events) for name, events in groups.items())
 
     def api(self) -> tuple[ApiRow, ...]:
-        """Rows by function, the longest first."""
+        """Return rows by function, longest first."""
         rows = []
         for name, times in self.calls.items():
             ms = [time / NS_MS for time in times]
@@ -111,7 +111,7 @@ class Timeline:
 
 
 def span(events: Iterable[Event]) -> tuple[float | None, float | None]:
-    """Window and busy time in ms; (None, None) of nothing."""
+    """Return window and busy time in ms; (None, None) without events."""
     ordered = sorted(events, key=lambda event: event.start)
     if not ordered:
         return None, None
@@ -125,17 +125,17 @@ def span(events: Iterable[Event]) -> tuple[float | None, float | None]:
 def enclosing(
     instances: Sequence[Instance], points: Iterable[tuple[Hashable, float, Hashable]]
 ) -> dict[Hashable, tuple[int, ...]]:
-    """Find the ranges that were open when each point happened.
+    """Return the ranges that were open at each point.
 
-    A point in no range of its own thread belongs to those open anywhere at that time: a backward is
-    launched by autograd's thread while the one that asked for it waits.
+    A point outside every range of its own thread belongs to the ranges open in any thread at that time: autograd's
+    thread launches the backward while the thread that called it waits.
 
     Args:
-        instances: of all threads.
+        instances: instances of all threads.
         points: (thread, time, key).
 
     Returns:
-        Indices of instances by key, the innermost last; keys in no range are left out.
+        Indices of instances by key, innermost last; keys outside every range are omitted.
     """
     points = list(points)
     of_thread: dict[Hashable, list[int]] = defaultdict(list)
@@ -170,7 +170,7 @@ def _sweep(
 
 
 def _kernel_row(ranges: tuple[str, ...], name: str, events: Sequence[Event], rules: Categories) -> KernelRow:
-    # A library's own range inside ours does not hide whose launch it is.
+    # A library's own range inside ours does not hide the backend.
     owner = next((owner for owner in map(split_range, reversed(ranges)) if owner[0]), (None, None))
     ms = [(event.end - event.start) / NS_MS for event in events]
     return KernelRow(
@@ -207,5 +207,5 @@ def _copy_row(name: str, events: Sequence[Event]) -> CopyRow:
 
 
 def same(values: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
-    """The one value they all have; None where they differ."""
+    """Return the value that all have; None if they differ."""
     return values[0] if values and all(value == values[0] for value in values) else None

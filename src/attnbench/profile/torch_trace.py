@@ -1,7 +1,6 @@
-"""What torch.profiler exports: a Chrome trace in JSON, with CUPTI's times of kernels and copies.
+"""The export of torch.profiler: a Chrome trace in JSON, with CUPTI's times of kernels and copies.
 
-A trace without GPU activity has operators of torch on the CPU, which lie in one another: `_operators` says which of
-them stand for their time.
+A trace without GPU activity has nested operators of torch on the CPU; `_operators` chooses which of them count.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from attnbench.profile.timeline import Event, Instance, Timeline, enclosing, spa
 
 GZIP = b"\x1f\x8b"
 NS = 1e3
-"""A trace counts in microseconds."""
+"""Nanoseconds per unit of the trace, a microsecond."""
 MOST = 2**63 - 1
-"""Of a count."""
+"""Largest count."""
 MOST_US = 1e18
-"""Of a time stamp: thirty thousand years."""
+"""Largest time stamp: thirty thousand years."""
 
 COPIES = ("gpu_memcpy", "gpu_memset", "memcpy", "memset")
 API = ("cuda_runtime", "cuda_driver", "runtime", "driver")
 OURS = "attnbench"
-"""Key of the metadata that our target writes into its trace."""
+"""Key of the metadata that attnbench's target writes into its trace."""
 
 ACCEPTED = "a trace that torch.profiler exported (export_chrome_trace)"
 
 
 def parse(path: Path, *, name: str, rules: Categories) -> Capture:
-    """Read a trace, packed with gzip or not.
+    """Read a trace, compressed with gzip or not.
 
     Raises:
-        RunFileError: it is cut short, no trace, or holds no GPU activity.
+        RunFileError: it is truncated, not a trace, or without kernels, copies and operators.
     """
     source = path.name
     data = _load(path)
@@ -116,9 +115,9 @@ def _timeline(traced: Sequence[Mapping[str, Any]], source: str) -> Timeline:
 
 
 def _operators(traced: Sequence[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any], str, str, float, float]]:
-    """Operators on the CPU that do not overlap.
+    """Return operators on the CPU that do not overlap.
 
-    An operator stands for those inside it where they take less than half of its time; otherwise they stand for it.
+    An operator replaces those inside it if they take less than half of its time; otherwise they replace it.
     """
     found = [
         (one, "kernel", str(one["name"]), start, start + NS * _number(one.get("dur", 0.0)))
@@ -164,7 +163,7 @@ def _correlation(one: Mapping[str, Any]) -> Any:
 def _number(value: Any) -> float:
     try:
         number = float(value)
-    except OverflowError:  # a whole number of more than 308 digits
+    except OverflowError:  # an integer of more than 308 digits
         number = math.inf
     if not abs(number) < MOST_US:
         raise ValueError(f"{number:g} is no time")
@@ -172,7 +171,7 @@ def _number(value: Any) -> float:
 
 
 def _key(value: object) -> str | int | float | None:
-    """What names a thread or a launch; None where it is no plain value."""
+    """Return the id of a thread or launch; None if it is not a plain value."""
     return value if isinstance(value, str | int | float) else None
 
 
@@ -201,5 +200,5 @@ def _shape(value: object) -> tuple[int, ...] | None:
 
 
 def _whole(value: object) -> int | None:
-    """A count; None of anything else, and of what no count can be."""
+    """Return a count; None for anything else or an impossible count."""
     return value if type(value) is int and 0 <= value <= MOST else None

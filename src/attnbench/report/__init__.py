@@ -1,1 +1,1 @@
-"""What people read: terminal tables and what stands under them."""
+"""Output for people: terminal tables, charts, and HTML pages."""

@@ -1,4 +1,4 @@
-"""What the terminal shows after `check`: every output and gradient against the oracle."""
+"""Terminal output of `check`: every output and gradient compared with the oracle."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 COLUMNS = ("backend", "output", "max abs", "budget", "rel L1", "RMSE", "1 - cosine", "")
 SPARE = ("RMSE", "1 - cosine")
-"Columns that a narrow page goes without."
+"Columns that are dropped on a narrow page."
 ROOMY = 100
-"Characters from which the spare columns fit."
+"Least width in characters at which these columns fit."
 
 
 def render_check(run: Run, console: Console) -> None:
-    """Print all of a check: a table a case with each backend's errors and budgets, then the matrix and the counts."""
+    """Print a whole check: a table per case with each backend's errors and budgets, then the matrix and the counts."""
     Checks(console).end(run)
 
 
 class Checks:
-    """Prints a check while it grows, as `report.table.Tables` prints times."""
+    """Prints a growing check, as `report.table.Tables` prints times."""
 
     def __init__(self, console: Console) -> None:
         self.terminal = Terminal(console)
         self._groups: set[str] = set()
 
     def more(self, run: Run) -> None:
-        """Print the cases that are complete and were not printed."""
+        """Print the complete cases that were not printed yet."""
         self._print(complete_cases(run))
 
     def end(self, run: Run) -> None:
-        """Print the cases that were not printed, complete or not; then what they come to."""
+        """Print the remaining cases, complete or not, and the summary."""
         self._print(list(by_case(run.records).values()))
         if len({record.case_id for record in run.records}) > 1:
             self.terminal.gap()
@@ -87,7 +87,7 @@ def _case(records: Sequence[Record], terminal: Terminal) -> None:
 
 
 def error_rows(record: Record) -> list[dict[str, str]]:
-    """Texts of `COLUMNS`, a row an output or gradient; the backend stands in the first."""
+    """Return texts of `COLUMNS`, one row per output or gradient; the first row has the backend."""
     return [
         {
             "backend": "" if index else backend_name(record),
@@ -104,7 +104,7 @@ def error_rows(record: Record) -> list[dict[str, str]]:
 
 
 def _short_of_one(error: Error) -> float | None:
-    """Cosines of right outputs are all 1.000: what they lack is what differs."""
+    """Return 1 - cosine: cosines of right outputs are all 1.000, and only the difference is informative."""
     return None if error.cosine is None else max(0.0, 1.0 - error.cosine)
 
 

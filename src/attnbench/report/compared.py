@@ -12,31 +12,31 @@ from attnbench.verdict.change import Diff
 from attnbench.verdict.diff import diff
 
 ACROSS = ("card", "input")
-"""What may differ between the runs of a page: it is said, and a reader sees both.  Times of two timers, cache states
-or regimes have no ratio."""
+"""Conditions that may differ between the runs of a page; they are shown.  Ratios of times with different timers, cache
+states or regimes are not computed."""
 FIRST = "A"
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A later run against the first, which is called A."""
+    """A later run compared with the first, which is called A."""
 
     letter: str
-    "what it is called: B, C …"
+    "its name: B, C …"
     first: Run
     run: Run
     found: Diff | None
     refusal: str | None
-    "why there is no comparison; None where there is one"
+    "why there is no comparison; None if there is one"
 
 
 def letter(place: int) -> str:
-    """What the run at `place` is called: A, B … Z, then run 27."""
+    """Return the name of the run at `place`: A, B … Z, then run 27."""
     return string.ascii_uppercase[place] if place < len(string.ascii_uppercase) else f"run {place + 1}"
 
 
 def compare(runs: Sequence[Run]) -> list[Compared]:
-    """The comparisons of a page: none for one run.
+    """Return the comparisons of a page: none for one run.
 
     Args:
         runs: with their statistics derived, in the order given.

@@ -1,4 +1,4 @@
-"""A diff as the terminal and a pull request show it."""
+"""A diff as terminal output and as Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ LEGEND = (
     "Change is B against A: + is slower; ± is the longer arm of its interval, and all intervals of a diff hold "
     "together with 95 %; seen from is the change that would have been called with 95 % probability."
 )
-"""What the signs mean: said in the help and under Markdown."""
+"""Meaning of the signs, for the help and below the Markdown."""
 
 MOST_ROWS = 60
-"""Longer tables leave out the rows that are the same."""
+"""Longer tables omit unchanged rows."""
 MOST_REMARKS = 8
 LOUD = ("slower", "faster", "unclear", "same")
 """Verdicts in the order of interest."""
 MOST_TOLD = 10.0
-"Intervals wider than that have no digits worth reading."
+"Wider intervals have no digits worth reading."
 STEADY_CLOCK = 0.005
-"Share by which a clock has to differ to be named."
+"Least relative change of a clock that is shown."
 STEADY_MB = 0.05
-"Memory is shown to a tenth of a MiB."
+"Memory is shown with one decimal of a MiB."
 
 Cells = dict[str, str]
 
@@ -49,7 +49,7 @@ def render_diff(found: Diff, console: Console, *, everything: bool = False) -> N
     Args:
         found: what was compared.
         console: colours and width are its own.
-        everything: rows that are the same too, however many.
+        everything: also print unchanged rows, however many.
     """
     terminal = Terminal(console)
     if found.shift is not None:
@@ -72,7 +72,7 @@ def render_diff(found: Diff, console: Console, *, everything: bool = False) -> N
 
 
 def markdown(found: Diff) -> str:
-    """A diff for a pull request: what changed first, what is the same folded away."""
+    """Return a diff for a pull request: changes first, unchanged rows folded."""
     title = f"{' '.join(found.a_ids)} → {' '.join(found.b_ids)}"
     lines = [f"**{plain(shift_line(found.shift))}**", ""] if found.shift else []
     lines += [
@@ -95,7 +95,7 @@ def markdown(found: Diff) -> str:
 
 
 def to_json(found: Diff) -> str:
-    """Everything that a diff says, rows by what pairs them; changes are shares, + is slower."""
+    """Return all of a diff as JSON; changes are shares, + is slower."""
     data = {
         "a": found.a_ids,
         "b": found.b_ids,
@@ -140,7 +140,7 @@ def to_json(found: Diff) -> str:
 
 
 def shift_line(shift: Shift) -> str:
-    """One line: what all rows did together, and whose doing that was."""
+    """Describe in one line the common change of all rows, and its cause."""
     beside = ", ".join(f"{name} {_percent(share)} %" for name, share in shift.yardsticks.items())
     change = f"{_percent(shift.change)} %"
     if shift.cause == "code":
@@ -162,7 +162,7 @@ def shift_line(shift: Shift) -> str:
 
 
 def summary(found: Diff) -> str:
-    """One line: how many rows ended how."""
+    """Count the verdicts in one line."""
     counts = Counter[str](one.verdict for one in found.changes)
     words = [f"{counts[verdict]} {verdict}" for verdict in LOUD if counts[verdict]]
     regressions = len(found.regressions())
@@ -193,14 +193,14 @@ def _table(changes: Sequence[Change], terminal: Terminal) -> Table:
 
 
 def _fitting(changes: Sequence[Change], terminal: Terminal) -> tuple[dict[str, list[str]], list[Column]]:
-    """All texts, and the columns that the page has room for."""
+    """Return all texts, and the columns that fit on the page."""
     columns, cells = table_of(changes)
     texts = {column.key: [*map(terminal.words, _aligned(column, cells))] for column in columns}
     return texts, fitting(columns, texts, terminal.width)
 
 
 def _seen_from(changes: Sequence[Change], terminal: Terminal) -> None:
-    """What could have been seen, where the page is too narrow for its column."""
+    """Print the smallest detectable changes if the page is too narrow for their column."""
     if any(column.key == "smallest" for column in _fitting(changes, terminal)[1]):
         return
     known = sorted(one.smallest for one in changes if one.smallest is not None)
@@ -217,7 +217,7 @@ def _markdown_table(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def table_of(changes: Sequence[Change]) -> tuple[list[Column], list[Cells]]:
-    """Columns that say something, and the texts of each row by their keys."""
+    """Return the columns with content, and the texts of each row by column key."""
     unit = figures.unit_for(ms for one in changes for ms in (one.a_ms, one.b_ms))
     columns = [
         Column("case", "case", 0, number=False),
@@ -288,7 +288,7 @@ def _lists(found: Diff, terminal: Terminal) -> None:
 
 
 def listed(found: Diff) -> Iterator[tuple[str, list[str]]]:
-    """What has no verdict, kind by kind."""
+    """Yield what has no verdict, kind by kind."""
     yield "lost", [_turned(one) for one in found.turned if one.is_regression]
     yield "turned", [_turned(one) for one in found.turned if not one.is_regression]
     yield "only in A", _rows(found.removed)
@@ -302,7 +302,7 @@ def _turned(one: Turned) -> str:
 
 
 def _rows(records: Iterable[Record]) -> list[str]:
-    """Rows of one side, those of a backend together."""
+    """Return rows of one side, grouped by backend."""
     by_backend: dict[str, list[str]] = {}
     for record in records:
         by_backend.setdefault(backend_name(record), []).append(record.case_id)

@@ -1,4 +1,4 @@
-"""The libraries that draw charts and fill pages; a card's machine often has none of them."""
+"""Libraries for charts and pages, which machines with GPUs often lack."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from importlib.util import find_spec
 from attnbench.errors import Unavailable, refusal
 
 PACKAGES = {"altair": "altair", "vl_convert": "vl-convert-python", "jinja2": "jinja2"}
-"""Modules, and what pip calls them."""
+"""Modules, and their names on package indexes."""
 
 
 def require(who: str, modules: Iterable[str]) -> None:
     """Import libraries before anything is measured or read.
 
     Raises:
-        Unavailable: one is missing, or is there and does not work; the line says what installs it.
+        Unavailable: one is missing or broken; the message has the command that installs it.
     """
     for module in modules:
         wrong = "is not installed" if find_spec(module) is None else _fault(module)
@@ -26,9 +26,9 @@ def require(who: str, modules: Iterable[str]) -> None:
 
 
 def _fault(module: str) -> str | None:
-    """What an import says; None where it succeeds."""
+    """Return the error of importing a module; None if it succeeds."""
     try:
         import_module(module)
-    except ImportError as error:  # a part of it is missing, or made for another system
+    except ImportError as error:  # a part is missing, or built for another system
         return f"cannot be imported ({' '.join(str(error).split())})"
     return None

@@ -20,17 +20,17 @@ SHORT = 24
 def render_list(
     rows: Sequence[Mapping[str, object]], console: Console, *, empty: str = "nothing to list", commands: bool = False
 ) -> None:
-    """Print rows under the names of their fields; the last column takes what room is left and wraps.
+    """Print rows under the names of their fields; the last column takes the remaining width and wraps.
 
     Where too little is left it stands below its row, and on a page too narrow for the others the fields
     stand below the first one.
 
     Args:
-        rows: one mapping a line, all with the keys of the first; None is blank, true and false are
+        rows: one mapping per line, all with the keys of the first; None is blank, true and false are
             yes and no.
-        console: where to.
-        empty: said where there is no row.
-        commands: the last column has commands to copy, which are never broken.
+        console: output.
+        empty: printed if there are no rows.
+        commands: the last column contains commands to copy, which are never broken.
     """
     terminal = Terminal(console)
     if not rows:
@@ -60,7 +60,7 @@ def _side_by_side(names: Sequence[str], texts: Sequence[Sequence[str]], terminal
 
 
 def _hanging(names: Sequence[str], texts: Sequence[Sequence[str]], widths: Sequence[int], terminal: Terminal) -> None:
-    """The last field below its row, and never broken: it may be a command to copy."""
+    """Print the last field below its row, unbroken, because it may be a command to copy."""
     for number, line in enumerate([names, *texts]):
         cells = [text.ljust(width) for text, width in zip(line, widths, strict=True)][:-1]
         terminal.line((" " * GAP).join(cells).rstrip(), "" if number else "dim")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def render_load(run: LoadRun, console: Console) -> None:
-    """Print the tables, then what is to be noted; a table too wide for the terminal in parts."""
+    """Print the tables and notes; a table too wide for the terminal is split."""
     terminal = Terminal(console)
     terminal.title(title_of(run), "")
     for found in tables(run):

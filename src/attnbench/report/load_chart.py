@@ -1,4 +1,4 @@
-"""Latency over rate of a load, drawn as the charts of runs are."""
+"""Chart of a load's latency over its rate, in the style of the other charts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from attnbench.store.load_file import LoadRun
 
 PERCENTILES = {"p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9"}
 LIMIT = (5, 4)
-"Dash of a limit of latency."
+"Dash of a latency limit."
 RATE = Quantity("offered", "rate", "offered rate", "requests/s", lambda table, record: None)
 LATENCY = Quantity("latency", "latency_ms", "latency from the scheduled time", "ms", lambda table, record: None)
 
 
 def figure(run: LoadRun) -> Figure | None:
-    """Latency over the offered rate, a line a percentile; None where no load had a rate and an answer.
+    """Return latency over the offered rate, one line per percentile; None if no load had both a rate and an answer.
 
-    A limit is drawn where the axis reaches it anyway: far above everything measured it would hide the rest.
+    A limit is drawn only within the range of the data: far above it would compress the rest.
     """
     found = [Point(name, rate, value, name) for key, name in PERCENTILES.items() for rate, value in _line(run, key)]
     if not found:
@@ -59,7 +59,7 @@ def _line(run: LoadRun, key: str) -> list[tuple[float, float]]:
 
 
 def write_chart(run: LoadRun, folder: str | Path) -> list[Path]:
-    """Write the chart as PNG and SVG; nothing where there is none."""
+    """Write the chart as PNG and SVG, if there is one."""
     drawn = figure(run)
     if drawn is None:
         return []

@@ -1,4 +1,4 @@
-"""The result of a load as one page that needs nothing beside it: the chart as a picture, the tables, the notes."""
+"""The result of a load as one self-contained page: the chart as an image, the tables, the notes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ body { font: 15px/1.5 system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', A
   color: light-dark(#1f2328, #e6edf3); background: var(--page); margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
 h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
 code { background: light-dark(#f3f4f6, #151b23); overflow-wrap: anywhere; padding: .1rem .3rem; }
-/* What is out of sight at the right is announced by a shadow, which the end of the content covers. */
+/* Content hidden at the right is indicated by a shadow, which the end of the content covers. */
 div.wide { overflow-x: auto; background:
   linear-gradient(var(--page), var(--page)) right / 1.6rem 100% no-repeat local,
   linear-gradient(to left, var(--shade), transparent) right / 1.6rem 100% no-repeat scroll; }
@@ -33,10 +33,10 @@ tr + tr td { border-top: 1px solid var(--grid); }
 
 
 def page(run: LoadRun) -> str:
-    """The text of the file.
+    """Return the text of the file.
 
     Raises:
-        Unavailable: a library that draws the chart is missing; the line says what installs it.
+        Unavailable: the chart library is missing; the message has the command that installs it.
     """
     require(WHO, LIBRARIES)
     drawn = figure(run)

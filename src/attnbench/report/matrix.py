@@ -1,4 +1,4 @@
-"""The matrix on a terminal: as many backends side by side as there is room for, the rest below them."""
+"""The matrix on a terminal: as many backends side by side as fit, the rest below them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def print_summary(found: Summary, terminal: Terminal, *, notes: bool = False) ->
 
     Args:
         found: of the run.
-        terminal: where to.
-        notes: say what is to be noted of all cases together, which stands nowhere else.
+        terminal: output.
+        notes: also print notes on all cases together, which are not printed elsewhere.
     """
     for index, matrix in enumerate(found.matrices):
         if index:
@@ -37,13 +37,13 @@ def print_summary(found: Summary, terminal: Terminal, *, notes: bool = False) ->
 
 
 def print_sentences(found: Summary, terminal: Terminal) -> None:
-    """Print who is fastest, and what else follows from all rows together."""
+    """Print which backend is fastest, and other conclusions from all rows."""
     for sentence in filter(None, (found.sentence, *found.results)):
         terminal.item("result", sentence, style="bold")
 
 
 def print_matrix(matrix: Matrix, terminal: Terminal) -> None:
-    """Print one matrix, in as many parts as its backends take."""
+    """Print one matrix, split into as many parts as its backends need."""
     terminal.title(matrix.title, " · ".join(matrix.conditions.words()) if matrix.conditions else "")
     texts = {name: _texts([row.cells.get(name) for row in matrix.rows]) for name in matrix.backends}
     leading = [(title, [*map(terminal.words, column)]) for title, column in matrix.leading]
@@ -55,7 +55,7 @@ def print_matrix(matrix: Matrix, terminal: Terminal) -> None:
 
 
 def print_lost(lost: Iterable[Lost], terminal: Terminal) -> None:
-    """Print who has no time, and why."""
+    """Print the backends without a time, with reasons."""
     rows = [(item.status.value, item.backend, f"{item.reason} ({item.where})" if item.where else item.reason)
             for item in lost]  # fmt: skip
     if rows:
@@ -63,7 +63,7 @@ def print_lost(lost: Iterable[Lost], terminal: Terminal) -> None:
 
 
 def _parts(backends: Sequence[str], texts: dict[str, list[str]], width: int) -> Iterator[list[str]]:
-    """Backends that fit beside each other, one at least."""
+    """Split backends into groups that fit side by side, at least one per group."""
     part: list[str] = []
     used = 0
     for name in backends:
@@ -90,7 +90,7 @@ def _table(matrix: Matrix, part: Sequence[str], texts: dict[str, list[str]], ter
 
 
 def _texts(cells: Sequence[Cell | None]) -> list[str]:
-    """A column: numbers with their marks, and how backends ended."""
+    """Return the texts of a column: numbers with their marks, and statuses."""
     numbers = [cell.text if cell is not None and cell.value is not None else "" for cell in cells]
     found = marked(numbers, [cell.mark if cell is not None else "" for cell in cells])
     return [number or (cell.text if cell is not None else "") for number, cell in zip(found, cells, strict=True)]

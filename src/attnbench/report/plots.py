@@ -1,4 +1,4 @@
-"""Charts as PNG and SVG, drawn without a browser from the definitions that the HTML page embeds."""
+"""Charts as PNG and SVG, drawn without a browser from the definitions embedded in the HTML page."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from attnbench.report.libraries import require
 from attnbench.store.files import check_writable, is_file, write_bytes
 
 WIDTH = 640
-"Pixels of the plot of a picture at scale 1: names beside it come on top."
+"Width of an image's plot at scale 1, pixels, without the names beside it."
 SCALE = 2.0
 VERSION = "6.4"
 FONT = "Liberation Sans, Arial, sans-serif"
 FORMATS = ("png", "svg")
 WHO = "attnbench report"
 LIBRARIES = ("altair", "vl_convert")
-"What makes the charts and what draws them."
+"Libraries that build and draw charts."
 
 
 def add_plot_arguments(group: argparse._ArgumentGroup) -> None:
-    """Add --plots and what it draws."""
+    """Add --plots and its options."""
     group.add_argument(
         "--plots", metavar="DIR", help=("write the charts as PNG and SVG, needs no browser (default: none)")
     )
@@ -48,11 +48,11 @@ def add_plot_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def check_plot_arguments(who: str, args: argparse.Namespace) -> None:
-    """Refuse what says how to draw where nothing is to be drawn, and what cannot be drawn or kept here.
+    """Refuse plot options without --plots, and plots that cannot be drawn or written.
 
     Raises:
         UsageError: naming the flag.
-        Unavailable: a library is missing; the line says what installs it.
+        Unavailable: a library is missing; the message has the command that installs it.
     """
     for flag in ("x", "metric"):
         if getattr(args, flag) is not None and args.plots is None:
@@ -66,20 +66,20 @@ def write_plots(
     runs: Sequence[Run], folder: str | Path, *, x: str | None = None, metric: str | None = None,
     formats: Sequence[str] = FORMATS,
 ) -> list[Path]:  # fmt: skip
-    """Draw runs into `folder`, which is made where it is missing; files of the same names are replaced.
+    """Draw runs into `folder`, created if it does not exist; files of the same names are replaced.
 
-    Without `x` and `metric` that is every chart of the page: those of the whole run, with time and TFLOP/s over
-    length in ``seq_len_plots/``, and a folder a case.
+    Without `x` and `metric` every chart of the page is drawn: those of the whole run, with time and TFLOP/s over
+    length in ``seq_len_plots/``, and a folder per case.
 
     Args:
-        runs: with their statistics derived; of several each has a folder named by its id.
-        folder: where to.
-        x: an axis of the cases or a column of `store.rows`, in full or by its last part.
+        runs: with their statistics derived; if there are several, each has a folder named by its id.
+        folder: output.
+        x: a field of the cases or a column of `store.rows`, in full or its last part.
         metric: a column of `store.rows`; None: time and TFLOP/s.
-        formats: endings, of `FORMATS`.
+        formats: file extensions, from `FORMATS`.
 
     Raises:
-        UsageError: a name is not known, there is nothing to draw, or a file cannot be written.
+        UsageError: a name is unknown, there is nothing to draw, or a file cannot be written.
         Unavailable: a library is missing.
     """
     folder = Path(folder)
@@ -94,7 +94,7 @@ def write_plots(
 
 
 def draw(found: Iterable[Figure], folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Draw figures into a folder, which is made where it is missing.
+    """Draw figures into a folder, created if it does not exist.
 
     Raises:
         UsageError: a file cannot be written.
@@ -104,17 +104,17 @@ def draw(found: Iterable[Figure], folder: str | Path, formats: Sequence[str] = F
 
 
 def check_plot_folder(who: str, folder: str | Path) -> None:
-    """Refuse a folder that nothing can be drawn into.
+    """Refuse a folder that cannot be drawn into.
 
     Raises:
-        UsageError: naming it.
-        Unavailable: a library is missing; the line says what installs it.
+        UsageError: naming the folder.
+        Unavailable: a library is missing; the message has the command that installs it.
     """
     _ready(Path(folder), who)
 
 
 def picture(figure: Figure, ending: str) -> bytes:
-    """One figure as a file: on white, with its title, in a size of its own.
+    """Return one figure as a file: on white, with its title, in a fixed size.
 
     Args:
         figure: of `report.charts`.
@@ -124,7 +124,7 @@ def picture(figure: Figure, ending: str) -> bytes:
 
 
 def inline(figure: Figure) -> str:
-    """One figure as an SVG element of a page, in the colours of the text around it."""
+    """Return one figure as an SVG element of a page, in the colours of the surrounding text."""
     import vl_convert
 
     drawn = vl_convert.vegalite_to_svg(json.dumps(standing_alone(figure, "page")), vl_version=VERSION)
@@ -132,7 +132,7 @@ def inline(figure: Figure) -> str:
 
 
 def pictures(figure: Figure, endings: Sequence[str]) -> Iterator[bytes]:
-    """`picture` for each of `endings`; the chart itself is computed once."""
+    """Yield `picture` for each of `endings`; the chart itself is computed once."""
     import vl_convert
 
     drawn = vl_convert.vegalite_to_svg(json.dumps(standing_alone(figure)), vl_version=VERSION)
@@ -141,7 +141,7 @@ def pictures(figure: Figure, endings: Sequence[str]) -> Iterator[bytes]:
 
 
 def standing_alone(figure: Figure, mode: str = "light") -> Spec:
-    """The figure's description as a picture has it: with title, look (of `style.config`), and a width."""
+    """Return the figure's description as for an image: with title, config (of `style.config`), and a width."""
     ground = {"background": "#ffffff"} if mode == "light" else {}
     look: dict[str, Any] = config(mode, FONT) | ground | {"padding": 16}
     rest = {name: value for name, value in figure.spec.items() if name != "autosize"}

@@ -1,4 +1,4 @@
-"""Tables of profiles on a terminal: plain heads and texts, whoever made them."""
+"""Tables of profiles on a terminal, from plain headings and texts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LONG = "remark"
-"""The column that is wrapped and never cut."""
+"""The column that is wrapped and never shortened."""
 
 GAP = 2
 NARROWEST, USUAL = 10, 24
-"""Letters that a column of texts keeps, and those it keeps before columns are left out for it."""
+"""Least width of a text column in characters, and the width it keeps while other columns can be dropped instead."""
 
 
 def render_profile_table(
@@ -28,16 +28,16 @@ def render_profile_table(
     ranks: Sequence[int] = (),
     notes: Sequence[str] = (),
 ) -> None:
-    """Print one table; where the page is too narrow, less of it, and a note that says what is left out.
+    """Print one table; on a narrow page less of it, with a note on what is omitted.
 
     Args:
-        console: colours and width are its own.
+        console: output, with its colours and width.
         title: above it.
         heads: of the columns.
         texts: rows of cells.
-        numbers: which columns stand right, on their decimal points.
-        ranks: of the columns; the highest is left out first, 0 never.
-        notes: under it.
+        numbers: which columns are right-aligned on their decimal points.
+        ranks: of the columns; the highest is dropped first, 0 never.
+        notes: below it.
     """
     terminal = Terminal(console)
     terminal.gap()
@@ -50,7 +50,7 @@ def render_profile_table(
     cuts = _cuts(widths, kept, numbers, heads, terminal.width)
     table = terminal.table()
     for index in kept:
-        # Padded here: a column that is justified right loses the blanks that keep its decimal points in line.
+        # Padded here, because a right-justified column loses the trailing blanks that align decimal points.
         head = heads[index].rjust(widths[index]) if numbers[index] else heads[index]
         table.add_column(terminal.text(head), overflow="fold", no_wrap=heads[index] != LONG)
     for row in range(len(texts)):
@@ -70,7 +70,7 @@ def _wide(widths: Sequence[int], kept: Sequence[int], heads: Sequence[str]) -> i
 
 
 def _fitting(widths: Sequence[int], ranks: Sequence[int], heads: Sequence[str], width: int) -> list[int]:
-    """The columns that the page has room for."""
+    """Return the columns that fit on the page."""
     kept = list(range(len(widths)))
     while _wide(widths, kept, heads) > width and any(ranks[index] for index in kept):
         kept.remove(max(kept, key=lambda index: (ranks[index], index)))
@@ -80,7 +80,7 @@ def _fitting(widths: Sequence[int], ranks: Sequence[int], heads: Sequence[str], 
 def _cuts(
     widths: Sequence[int], kept: Sequence[int], numbers: Sequence[bool], heads: Sequence[str], width: int
 ) -> dict[int, int]:
-    """How wide columns of texts may be, by index, where all of them together are too wide."""
+    """Return the widths of shortened text columns, by index, if all together are too wide."""
     found = {index: widths[index] for index in kept if not numbers[index] and heads[index] != LONG}
     over = _wide(widths, kept, heads) - width
     while over > 0 and found and max(found.values()) > NARROWEST:

@@ -1,4 +1,4 @@
-"""What the terminal shows of a run: a table a case as each is complete, and at the end the matrix of all."""
+"""Terminal output of a run: a table for each complete case, and the matrix of all at the end."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ WIDER = "a wider terminal or --columns all shows them"
 
 
 def render_run(run: Run, console: Console, view: View | None = None, *, wider: str = WIDER) -> None:
-    """Print all of a run: a table a case, then the matrix of cases by backends and who is fastest.
+    """Print a whole run: a table per case, then the matrix of cases by backends and the fastest ones.
 
     Args:
         run: with its statistics derived (`store.derive`, `store.runfile.read`).
-        console: colours and width are its own; piped output carries no codes.
-        view: columns and order of rows; None is the usual one.
-        wider: what shows the columns that there is no room for.
+        console: output, with its colours and width; piped output has no escape codes.
+        view: columns and order of rows; None means the default.
+        wider: how to show the columns that do not fit.
     """
     Tables(console, view, wider=wider).end(run)
 
 
 def render_matrix(run: Run, console: Console) -> None:
-    """Print what a run comes to, without its tables case by case: the matrix, losses, notes and who is fastest."""
+    """Print the summary of a run, without its tables case by case: matrix, losses, notes and the fastest ones."""
     terminal = Terminal(console)
     for words in dict.fromkeys(" · ".join(machine_words(environment)) for environment in run.environments):
         terminal.line(words, style="dim")
@@ -47,7 +47,7 @@ def render_matrix(run: Run, console: Console) -> None:
 
 
 def render_blocks(blocks: Sequence[Block], console: Console) -> None:
-    """Print tables by themselves, whole: on a narrow terminal in several parts."""
+    """Print tables by themselves, completely: on a narrow terminal in several parts."""
     terminal = Terminal(console)
     for number, block in enumerate(blocks):
         if number:
@@ -56,9 +56,9 @@ def render_blocks(blocks: Sequence[Block], console: Console) -> None:
 
 
 class Tables:
-    """Prints a run while it grows: each case when it is complete, at the end what they come to.
+    """Prints a growing run: each case when it is complete, and the summary at the end.
 
-    A loss is said the first time it is met, and once more below the matrix with all places it holds for.
+    A loss is printed when it first occurs, and once more below the matrix with all cases concerned.
     """
 
     def __init__(self, console: Console, view: View | None = None, *, wider: str = WIDER) -> None:
@@ -67,14 +67,14 @@ class Tables:
         self._machines: list[str] = []
         self._printed: set[Reason] = set()
         self._dropped: dict[str, None] = {}
-        "keys of columns that a table had no room for"
+        "keys of columns that did not fit"
 
     def more(self, run: Run) -> None:
-        """Print the cases that are complete and were not printed."""
+        """Print the complete cases that were not printed yet."""
         self._print(run, complete_cases(run))
 
     def end(self, run: Run) -> None:
-        """Print the cases that were not printed, complete or not, and the summary."""
+        """Print the remaining cases, complete or not, and the summary."""
         self._print(run, list(by_case(run.records).values()))
         found = summary(run, self.view)
         for block in found.grids:
@@ -83,7 +83,7 @@ class Tables:
         if len(self._cases) > 1 or not run.settings.measure:
             self.terminal.gap()
             print_summary(found, self.terminal, notes=len(self._cases) > MOST_BLOCKS)
-        else:  # the table of a single case is its matrix
+        else:  # for a single case the table replaces the matrix
             print_sentences(found, self.terminal)
         if self._dropped:
             self.terminal.item("width", f"no room for {', '.join(self._dropped)}: {self.wider}", style="dim")
@@ -104,12 +104,12 @@ class Tables:
             self._printed |= {item.reason_of for block in found for item in block.lost}
             for block in found:
                 self.terminal.gap()
-                # Of very many cases the notes are said once, below the matrix.
+                # With very many cases the notes are printed once, below the matrix.
                 self._dropped |= _block(replace(block, notes=(), reading=()) if many else block, self.terminal)
 
 
 def _block(block: Block, terminal: Terminal) -> dict[str, None]:
-    """Print a table with what belongs to it; the keys of the columns that it had no room for."""
+    """Print a table with its notes; return the keys of the columns that did not fit."""
     dropped: dict[str, None] = {}
     words = " · ".join(block.conditions.words()) if block.conditions else ""
     terminal.title(block.heading, words)
@@ -127,11 +127,11 @@ def _block(block: Block, terminal: Terminal) -> dict[str, None]:
 
 
 def _tables(block: Block, terminal: Terminal) -> tuple[list[Table], dict[str, None]]:
-    """The table in as many parts as it takes, and the keys of columns that had no room."""
+    """Return the table in as many parts as needed, and the keys of columns that did not fit."""
     texts = {column.key: [*map(terminal.words, _texts(column, block.lines))] for column in block.columns}
     if any(column.rank for column in block.columns):
         parts = [fitting(block.columns, texts, terminal.width)]
-    else:  # all of them were asked for
+    else:  # all columns were requested
         parts = beside_each_other(block.columns, texts, terminal.width)
     tables = []
     for columns in parts:
@@ -149,7 +149,7 @@ def _tables(block: Block, terminal: Terminal) -> tuple[list[Table], dict[str, No
 def beside_each_other(
     columns: Sequence[Column], texts: dict[str, list[str]], width: int, keys: int = 1
 ) -> list[list[Column]]:
-    """All columns in parts that the page has room for, each with the first `keys` columns in front."""
+    """Split columns into parts that fit on the page, each starting with the first `keys` columns."""
     wide = {one.key: max(map(len, [one.title, *texts[one.key]])) + GAP for one in columns}
     named = list(columns[:keys])
     parts = [[*named]]
@@ -166,7 +166,7 @@ def _texts(column: Column, lines: Sequence[Line]) -> list[str]:
 
 
 def fitting(columns: Sequence[Column], texts: dict[str, list[str]], width: int) -> list[Column]:
-    """The columns that the page has room for; those of the highest rank go first."""
+    """Return the columns that fit on the page; those of the highest rank are dropped first."""
     widths = {column.key: max(map(len, [column.title, *texts[column.key]])) for column in columns}
     kept = list(columns)
     while len(kept) > 1 and sum(widths[column.key] + GAP for column in kept) - GAP > width:

@@ -1,4 +1,4 @@
-"""Text on a terminal: characters that its encoding can show, numbers aligned on their decimal points."""
+"""Text on a terminal: characters that its encoding supports, numbers aligned on their decimal points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PADDING = re.compile(r" +((?:\x1b\[[0-9;]*m)*)\n")
 
 
 class Terminal:
-    """A console that prints texts as they are: no markup, no highlighting, no characters it cannot show."""
+    """A console that prints texts literally: no markup, no highlighting, no unsupported characters."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -29,16 +29,16 @@ class Terminal:
 
     @property
     def width(self) -> int:
-        """Characters in a line."""
+        """Characters per line."""
         return self.console.width
 
     def words(self, text: str) -> str:
-        """`text` as it may be shown (`for_terminal`), in letters that the console has."""
+        """Return `text` as it may be shown (`for_terminal`), in characters that the console supports."""
         text = for_terminal(text)
         return text.translate(PLAIN_LETTERS).encode("ascii", "replace").decode() if self._plain else text
 
     def text(self, text: str, style: str = "") -> Text:
-        """A piece of text, taken literally."""
+        """Return a piece of text, taken literally."""
         from rich.text import Text
 
         return Text(self.words(text), style=style)
@@ -50,10 +50,10 @@ class Terminal:
         return Table(box=None, show_header=heading, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
 
     def column(self, table: Table, title: str, texts: Sequence[str], *, number: bool) -> list[str]:
-        """Add a column to a table; the texts as its cells have to show them.
+        """Add a column to a table; return the texts for its cells.
 
-        Numbers stand right. They are padded here, for a column that is justified right loses the blanks behind a
-        number, which keep decimal points and marks in line.
+        Numbers are right-aligned. They are padded here, because a right-justified column loses the trailing blanks
+        that keep decimal points and marks aligned.
         """
         words = [*map(self.words, texts)]
         if number:
@@ -63,23 +63,23 @@ class Terminal:
         return words
 
     def print(self, item: Any) -> None:
-        """Print anything rich can."""
+        """Print any rich renderable."""
         self.console.print(item)
 
     def line(self, text: str, style: str = "") -> None:
-        """One line, wrapped at the width of the terminal."""
+        """Print one line, wrapped at the width of the terminal."""
         self.console.print(self.text(text, style))
 
     def unbroken(self, text: str) -> None:
-        """One line, however long: where the terminal wraps it a copy of it is still whole."""
+        """Print one line without breaking it, so that it can be copied as a whole even if the terminal wraps it."""
         self.console.print(self.text(text), soft_wrap=True)
 
     def gap(self) -> None:
-        """An empty line."""
+        """Print an empty line."""
         self.console.print()
 
     def title(self, words: str, conditions: str) -> None:
-        """A title with its conditions beside it, or below it on a narrow terminal."""
+        """Print a title with its conditions beside it, or below it on a narrow terminal."""
         title = self.text(words, "bold")
         fits = len(words) + len(BETWEEN) + len(conditions) <= self.width
         if conditions:
@@ -87,7 +87,7 @@ class Terminal:
         self.console.print(title)
 
     def item(self, label: str, text: str, style: str = "") -> None:
-        """A labelled line; what does not fit goes on under the text, not under the label."""
+        """Print a labelled line; continuation lines are indented to the text, not to the label."""
         from rich.table import Table
 
         grid = Table.grid(padding=(0, 2, 0, 0))
@@ -113,36 +113,36 @@ class Terminal:
 
 
 def trimmed(stream: TextIO) -> IO[str]:
-    """A stream for rich to write to, `Trimmed`."""
+    """Wrap a stream for rich in `Trimmed`."""
     return cast(IO[str], Trimmed(stream))
 
 
 class Trimmed:
-    """A stream that drops the blanks at the ends of lines, with which rich fills its tables up to their width.
+    """A stream that drops trailing blanks, with which rich fills its tables up to their width.
 
-    They would be in every copy, and a terminal made narrower would wrap them.
+    They would be in every copy, and wrap when the terminal is made narrower.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write without blanks before an end of line, codes of colours between them kept."""
+        """Write without blanks before an end of line; colour codes between them are kept."""
         self._stream.write(PADDING.sub(r"\1\n", text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else a stream has."""
+        """Delegate to the stream."""
         return getattr(self._stream, name)
 
 
 def decimal_aligned(texts: Sequence[str], point: str = " ", digit: str = " ") -> list[str]:
-    """Pad numbers at the right so that, right-justified, their decimal points stand in one column.
+    """Pad numbers at the right so that, right-justified, their decimal points are aligned.
 
     Args:
-        texts: of one column; an empty one stays empty, of a range (``3.0 to 13``) its first number is aligned.
-        point: as wide as a decimal point.
-        digit: as wide as a digit.
+        texts: of one column; empty ones stay empty; of a range (``3.0 to 13``) the first number is aligned.
+        point: character as wide as a decimal point.
+        digit: character as wide as a digit.
     """
     tails = [len(text) - len(text.partition(" to ")[0].partition(".")[0]) for text in texts]
     longest = max((tail for tail, text in zip(tails, texts, strict=True) if text), default=0)
@@ -151,7 +151,7 @@ def decimal_aligned(texts: Sequence[str], point: str = " ", digit: str = " ") ->
 
 
 def marked(texts: Sequence[str], marks: Sequence[str], point: str = " ", digit: str = " ") -> list[str]:
-    """Numbers on their decimal points, each with its mark right behind it or, where others have one, room for it."""
+    """Align numbers on their decimal points, each followed by its mark or, if others have one, a blank."""
     room = digit if any(marks) else ""
     padded = zip(texts, marks, decimal_aligned(texts, point, digit), strict=True)
     return [f"{text}{mark}{wide[len(text) :]}{room * (not mark)}" if text else "" for text, mark, wide in padded]

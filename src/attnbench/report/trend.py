@@ -1,4 +1,4 @@
-"""One row over its runs, in the terminal: a plot, its changes of level in words, and the newest runs."""
+"""One row over its runs, on the terminal: a plot, sentences on its changes of level, and the latest runs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 HEIGHT = 10
 WIDEST = 100
 NEWEST = 10
-"Runs of the table under the plot."
+"Number of runs in the table below the plot."
 MARGIN = 0.12
-"Of the plot above and below, as a share of what is in it."
+"Margin of the plot above and below, as a share of the range of its values."
 OUTSIDE = 0.02
-"Share of runs at either end that do not set the scale: they are marked at its edge."
+"Share of runs at either end that do not determine the scale: they are marked at its edge."
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What a plot is drawn with."""
+    """Characters for drawing a plot."""
 
     median: str = "●"
     interval: str = "│"
@@ -50,7 +50,7 @@ def render_trend(trend: Trend, console: Console) -> None:
 
     Args:
         trend: with at least one point.
-        console: where to; one that cannot show the signs of a plot gets plain letters.
+        console: output; one that does not support the plot's characters gets plain letters.
     """
     terminal = Terminal(console)
     signs = ASCII if terminal.words("●") != "●" else Signs()
@@ -67,7 +67,7 @@ def render_trend(trend: Trend, console: Console) -> None:
 
 
 def render_losses(losses: Sequence[Loss], console: Console) -> None:
-    """Say in how many runs the row has no time, and why not in the latest of them."""
+    """Print in how many runs the row has no time, and the reason in the latest of them."""
     if losses:
         last = losses[-1]
         where = f"did not pass in {_count(len(losses), 'run')}; the latest: {last.run_id} of {_day(last.started)}, "
@@ -75,7 +75,7 @@ def render_losses(losses: Sequence[Loss], console: Console) -> None:
 
 
 def conditions(trend: Trend) -> list[str]:
-    """What sets this series apart from others of its row."""
+    """Return what distinguishes this series from others of its row."""
     words = [trend.machine or "", f"timer {trend.timer}"]
     if trend.regime != "cpu":
         words += [f"{trend.l2} L2" if trend.l2 else "", trend.regime or ""]
@@ -88,7 +88,7 @@ def conditions(trend: Trend) -> list[str]:
 
 
 def sentences(trend: Trend, signs: Signs, unit: figures.Unit) -> list[str]:
-    """Each change in words, or that there is none."""
+    """Describe each change, or say that there is none."""
     count = len(trend.points)
     if count < FEWEST:
         return [f"no change is looked for in fewer than {FEWEST} runs"]
@@ -100,7 +100,7 @@ def sentences(trend: Trend, signs: Signs, unit: figures.Unit) -> list[str]:
 def _sentence(trend: Trend, change: Change, signs: Signs, unit: figures.Unit) -> str:
     point = trend.points[change.index]
     word = "slower" if change.ratio > 1.0 else "faster"
-    # By how much its time is longer or shorter: the time is what the plot shows.
+    # Express the change as one of time, which the plot shows.
     share = abs(change.ratio - 1.0) * 100.0
     step = abs(change.after_ms - change.before_ms) * unit.per_ms / 10.0
     before, after = (figures.measured(value * unit.per_ms, step) for value in (change.before_ms, change.after_ms))
@@ -117,7 +117,7 @@ def _sentence(trend: Trend, change: Change, signs: Signs, unit: figures.Unit) ->
 
 
 def plot(trend: Trend, width: int, signs: Signs, unit: figures.Unit) -> list[str]:
-    """Lines of a plot: medians over intervals, levels behind them, the days of the first and last run below."""
+    """Return the lines of a plot: medians over intervals, levels behind them, and the first and last day."""
     low, high = _scale(trend)
     ticks = [figures.plain(value * unit.per_ms, figures.STEADY_DIGITS) for value in (high, (low + high) / 2.0, low)]
     left = max(map(len, ticks)) + len(unit.name) + 2
@@ -155,7 +155,7 @@ class _Column:
 
 
 def _columns(trend: Trend, width: int) -> list[_Column]:
-    """The points, several to a column where there are more of them than room; a change begins its column."""
+    """Return the points, several per column if there are too many; a change starts a column."""
     count = len(trend.points)
     levels = _levels(trend)
     share = max(1.0, count / width)

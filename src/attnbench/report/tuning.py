@@ -1,4 +1,4 @@
-"""What the terminal shows after `tune`: every configuration against the pick, and how far to believe in that."""
+"""Terminal output of `tune`: every configuration compared with the pick, and the uncertainty of the pick."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GAP = 2
 SPARE = ("TFLOP/s", "samples")
-"""Columns that a narrow page goes without."""
+"""Columns that are dropped on a narrow page."""
 
 MEANING = {"picked": "picked", "final": "final", "cut": "no room in the final", "reference": "reference"}
 
@@ -35,16 +35,16 @@ def render_tuning(
     """Print a race.
 
     Args:
-        console: where to.
+        console: output.
         title: backend and case.
         conditions: card, versions, timer and cache.
         outcome: of the race.
-        flops: useful work of the case; None leaves the rate out.
-        short: from a contestant's name to what stands in the table.
+        flops: useful work of the case; None omits the rate.
+        short: maps a contestant's name to its text in the table.
         failures: (status, configuration, reason) of those that did not run or were wrong.
-        remarks: labelled lines below: where the time went, where the answer is kept.
+        remarks: labelled lines below: where the time went, where the answer is stored.
         rerun: command that measures the pick beside the default.
-        references: other backends, sampled in turn with the pick.
+        references: other backends, sampled alternately with the pick.
     """
     terminal = Terminal(console)
     terminal.title(title, conditions)
@@ -61,7 +61,7 @@ def render_tuning(
 
 
 def regret(outcome: Outcome) -> str:
-    """How far the pick may be from the best, in words."""
+    """Describe how far the pick may be from the best."""
     chance = "over 99.9 %" if outcome.close > 0.999 else f"{100 * outcome.close:.3g} %"
     return (
         f"the pick is expected to be {100 * outcome.regret:.2g} % slower than the best of all that were raced, at "
@@ -101,7 +101,7 @@ def _standings(
 
 
 def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
-    """The columns without those that a narrow page goes without."""
+    """Drop columns that do not fit on a narrow page."""
     left = dict(columns)
     for name in SPARE:
         if sum(max(map(len, [head, *texts])) + GAP for head, texts in left.items()) <= width:
@@ -111,7 +111,7 @@ def _fitting(columns: dict[str, list[str]], width: int) -> dict[str, list[str]]:
 
 
 def _together(failures: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """One line for all that failed alike."""
+    """Merge equal failures into one line."""
     alike: dict[tuple[str, str], list[str]] = {}
     for status, name, reason in failures:
         alike.setdefault((status, reason), []).append(name)
@@ -126,7 +126,7 @@ def _together(failures: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, 
 
 
 def _over_default(outcome: Outcome) -> str:
-    """What tuning brought, where the default took part."""
+    """Describe the gain of tuning, if the default took part."""
     default = next((one for one in outcome.standings if "[" not in one.name), None)
     if default is None:
         return ""

@@ -1,1 +1,1 @@
-"""Statistics of timings, free of torch: medians and intervals, paired ratios, stopping rules."""
+"""Statistics of timings, without torch: medians and intervals, paired ratios, stopping rules."""

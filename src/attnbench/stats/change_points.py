@@ -1,25 +1,24 @@
-"""Where a series of runs changed its level, and where it only wandered.
+"""Detects where a series of runs changed its level, as opposed to drift and noise.
 
-The logarithms of the runs' medians are cut into levels by least squares with a penalty for each cut:
-the optimum over all ways to cut, found exactly (optimal partitioning of Jackson et al., 2005, with
-the functional pruning of Maidstone et al., 2017, which leaves a few dozen candidates of thousands).
-The penalty is that of BIC for independent runs, so a drift is cut as well.  These cuts are proposals:
-`shift_test` keeps those that an autoregression without them does not explain.
+The logarithms of the runs' medians are partitioned into levels by least squares with a penalty for each cut.  The
+optimum over all partitions is found exactly (optimal partitioning of Jackson et al., 2005, with the functional
+pruning of Maidstone et al., 2017, which leaves a few dozen candidates of thousands).  The penalty is that of BIC for
+independent runs, so drift produces cuts too.  These cuts are proposals: `shift_test` keeps those that an
+autoregression without them does not explain.
 
-A history is looked at after every run.  A test that errs in 1 % of series errs in far more of the
-histories that it is asked about a hundred times.  Its threshold therefore holds for all looks together, and
-rises with the number of runs by 2 log(runs): what a new run may look like by chance then gets rarer as
-one over their number.  `benchmarks/change_points.py` simulates quiet histories and steps,
-docs/history.md has its table.
+A history is tested after every run.  A test that errs in 1 % of series errs in far more of the histories that are
+tested a hundred times.  Its threshold therefore holds for all these tests together, and rises with the number of runs
+by 2 log(runs): the probability that a new run looks like a change by chance then falls as one over their number.
+`benchmarks/change_points.py` simulates quiet histories and steps; docs/history.md has its table.
 
-*Outliers* are taken out first: a run that lies far from the median of the fifteen around it (three spreads,
-the spread being what nine in ten keep to) is drawn in to that distance.  A second mode that is visited
-often is not an outlier and stays noise.  What lasts under eight runs in the midst of a series is lost by
-this; at its end, where a regression is news, three or four are enough.
+*Outliers* are clipped first: a run that lies more than three spreads from the median of the fifteen runs around it
+(the spread being what nine in ten keep to) is moved to that distance.  A second mode that occurs often is not an
+outlier and stays noise.  In the middle of a series, this removes levels of fewer than eight runs; at its end, where a
+regression is news, three or four runs are enough.
 
-Nothing is said of fewer than twelve runs.  The detector of asv cuts by absolute distances, weighs runs by
-their intervals and knows autoregressive noise too; it follows a path of penalties by heuristics instead of
-finding the optimum, and states no rate of false alarms.
+Series of fewer than twelve runs are not tested.  For comparison, asv's detector partitions by absolute distances,
+weights runs by their intervals and models autoregressive noise too; it follows a path of penalties by heuristics
+instead of finding the optimum, and states no rate of false alarms.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from typing import Any
 from attnbench.stats.shift_test import confirmed
 
 FEWEST = 12
-"""Runs below which no change is looked for: their noise is not known well enough."""
+"""Fewest runs in which changes are searched: with fewer, their noise is not known well enough."""
 
 PENALTY = 2.0
-"""Of a proposed cut, in variances and logarithms of the number of runs."""
+"""Penalty of a proposed cut, in units of variance times the logarithm of the number of runs."""
 
 SHORTEST = 3
-"""Runs of a level."""
+"""Fewest runs of a level."""
 
 LEAST_CHANGE = 0.005
-"""A smaller relative change is not reported however sure it is: runs differ by as much (`ratio.SAME_WITHIN`)."""
+"""Smaller relative changes are not reported however certain: runs differ by as much (`ratio.SAME_WITHIN`)."""
 
 WINDOW = 15
 KEPT, REACH = 0.9, 3.0
 TRIMMED = 0.03
-"""Share of the differences between neighbours, the largest, that is left out of the variance: changes are in it."""
+"""Share of the largest differences between neighbours that is left out of the variance: they contain the changes."""
 
 _EVERY = 64
 """Starts added between two prunings."""
@@ -56,17 +55,17 @@ _EVERY = 64
 
 @dataclass(frozen=True, slots=True)
 class ChangePoint:
-    """A new level."""
+    """The start of a new level."""
 
     index: int
     "of the first value of the new level"
     before: float
     after: float
-    "medians of the levels on either side, in the unit of the values"
+    "medians of the levels before and after, in the unit of the values"
 
     @property
     def ratio(self) -> float:
-        """After over before: above 1 is slower where the values are times."""
+        """After over before: above 1 is slower if the values are times."""
         return self.after / self.before
 
 
@@ -74,7 +73,7 @@ def change_points(values: Sequence[float], *, least_change: float = LEAST_CHANGE
     """Find the changes of level in a series.
 
     Args:
-        values: one a run, oldest first; positive and finite.
+        values: one per run, oldest first; positive and finite.
         least_change: smallest relative change that is reported.
 
     Returns:
@@ -91,7 +90,7 @@ def change_points(values: Sequence[float], *, least_change: float = LEAST_CHANGE
         return ()
     logs = np.log(np.asarray(values, dtype=float))
     calm = _without_outliers(logs)
-    # Equal values have no variance, and a penalty of nothing would cut at the last digit of rounding.
+    # Equal values have no variance, and without a penalty rounding errors would cause cuts.
     penalty = PENALTY * math.log(len(values)) * max(_power(np.diff(calm)), 1e-16)
     cuts = _without_small(logs, confirmed(calm, segment(calm, penalty)), math.log1p(least_change))
     levels = [math.exp(float(np.median(part))) for part in np.split(logs, cuts)]
@@ -99,26 +98,26 @@ def change_points(values: Sequence[float], *, least_change: float = LEAST_CHANGE
 
 
 def segment(values: Any, penalty: float) -> list[int]:
-    """Cut a series so that squared distances from the levels' means and a penalty for each cut are least.
+    """Partition a series to minimise the squared distances from the levels' means plus a penalty for each cut.
 
     Args:
         values: 1-D numpy array.
         penalty: in squared units of the values.
 
     Returns:
-        Indices at which a new level begins; every level has at least `SHORTEST` values.
+        Indices at which a new level starts; every level has at least `SHORTEST` values.
     """
     import numpy as np
 
     count = len(values)
     sums = np.concatenate([[0.0], np.cumsum(values - np.median(values))])
-    # cost[t]: least cost of the first t values, without their sum of squares, which every way to cut has.
+    # cost[t]: least cost of the first t values, without their sum of squares, which all partitions share.
     cost: Any = np.full(count + 1, math.inf)
     last: Any = np.zeros(count + 1, dtype=int)
     cost[0] = -penalty
     alive = _Candidates()
     alive.add(0, 1, cost, sums)
-    # The next few ends do not depend on each other, because a level has at least so many values.
+    # The next SHORTEST ends are independent of each other, because a level has at least that many values.
     for first in range(SHORTEST, count + 1, SHORTEST):
         ends = slice(first, min(first + SHORTEST, count + 1))
         last[ends], cost[ends] = alive.best(np.arange(ends.start, ends.stop), sums[ends])
@@ -132,19 +131,19 @@ def segment(values: Any, penalty: float) -> list[int]:
 
 
 class _Candidates:
-    """Starts of the last level.  Of each: where it begins, cost up to there, sum up to there, and the range of
-    means (low, high) for which no later start is cheaper; once that is empty it will never be the best."""
+    """Candidate starts of the last level: for each its index, the cost up to it, the sum up to it, and the range of
+    means (low, high) for which no later start is cheaper; with an empty range it can never be the best."""
 
     def __init__(self) -> None:
         import numpy as np
 
-        # Of the latest starts (columns), which lie too near to the next ends (rows).
+        # Mask of the latest starts (columns) that are too near to the next ends (rows).
         self._too_short: Any = np.triu(np.ones((SHORTEST, SHORTEST), dtype=bool), 1)
         self._rows = np.empty((5, 4 * _EVERY))
         self._count = self._pruned = self._leader = 0
 
     def add(self, first: int, stop: int, cost: Any, sums: Any) -> None:
-        """Let levels begin at `first` up to before `stop`."""
+        """Add the starts from `first` up to but not including `stop`."""
         import numpy as np
 
         if self._count - self._pruned >= _EVERY:
@@ -157,7 +156,7 @@ class _Candidates:
         self._count += stop - first
 
     def best(self, ends: Any, totals: Any) -> tuple[Any, Any]:
-        """Of each end (consecutive numbers) the cheapest start of a level that ends there, and the cost up to it."""
+        """Return for each end (consecutive numbers) the cheapest start of its level, and the cost up to the end."""
         import numpy as np
 
         starts, costs, sums = self._rows[:3, : self._count]
@@ -165,7 +164,7 @@ class _Candidates:
         rise *= rise
         rise /= starts - ends[:, None]
         rise += costs
-        if self._count > SHORTEST:  # the latest starts would make too short a level
+        if self._count > SHORTEST:  # the latest starts would make a level too short
             rise[:, -SHORTEST:][self._too_short[: len(ends)]] = math.inf
         places = rise.argmin(axis=1)
         self._leader = int(places[-1])
@@ -178,7 +177,7 @@ class _Candidates:
         low, high = self._cheaper(slice(None), slice(self._pruned, self._count))
         np.maximum(rows[3], low.max(axis=1), out=rows[3])
         np.minimum(rows[4], high.min(axis=1), out=rows[4])
-        # A later start all of whose means are cheaper from the present best is none either.
+        # Also drop a later start if the present best is cheaper for all of its means.
         leader = slice(self._leader, self._leader + 1)
         low, high = self._cheaper(leader, slice(None))
         later = np.arange(self._count) > self._leader
@@ -187,9 +186,9 @@ class _Candidates:
         self._rows[:, : self._count] = rows[:, keep]
 
     def _cheaper(self, some: slice, others: slice) -> tuple[Any, Any]:
-        """For which means (low, high) each of some starts is cheaper than each of others that are later.
+        """Return the means (low, high) for which each start in `some` is cheaper than each later one in `others`.
 
-        All means where the other is not later.
+        The range is unbounded where the other start is not later.
         """
         import numpy as np
 
@@ -200,13 +199,13 @@ class _Candidates:
         centre = (totals[None, others] - totals[some, None]) / length
         square = (costs[None, others] - costs[some, None]) / length + centre**2
         reach = np.sqrt(np.maximum(square, 0.0))
-        none = square < -1e-12 * centre**2  # a tie must not throw out both
+        none = square < -1e-12 * centre**2  # a tie must not remove both
         low, high = np.where(none, math.inf, centre - reach), np.where(none, -math.inf, centre + reach)
         return np.where(later, low, -math.inf), np.where(later, high, math.inf)
 
 
 def _without_outliers(logs: Any) -> Any:
-    """Each value drawn in to a bounded distance from the median of its neighbours."""
+    """Clip each value to a bounded distance from the median of its neighbours."""
     import numpy as np
 
     window = min(WINDOW, len(logs) - 1 + len(logs) % 2)
@@ -218,7 +217,7 @@ def _without_outliers(logs: Any) -> Any:
 
 
 def _power(differences: Any) -> float:
-    """Half the mean square of differences without the largest, as if they were normal: the variance of one term."""
+    """Return half the mean square of all but the largest differences, for normal noise: the variance of one term."""
     import numpy as np
 
     squares = np.sort(differences**2)
@@ -231,7 +230,7 @@ def _power(differences: Any) -> float:
 
 
 def _without_small(logs: Any, cuts: list[int], least: float) -> list[int]:
-    """Drop changes that are too small to matter, the smallest first, levels growing together."""
+    """Drop changes that are too small to matter, smallest first, joining the levels around them."""
     import numpy as np
 
     while cuts:

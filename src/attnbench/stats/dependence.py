@@ -1,17 +1,17 @@
-"""How much neighbours in a series of samples resemble each other, and what that costs an interval.
+"""Serial dependence of samples, and how much it widens an interval.
 
-A clock that drifts makes sample 11 look like sample 10: a hundred such samples know the median no
-better than a handful of independent ones.  `variance_inflation` says by what factor, and every
-interval of this room is widened by its root.
+A drifting clock makes sample 11 similar to sample 10: a hundred such samples determine the median no
+better than a handful of independent ones.  `variance_inflation` computes the factor, and every
+interval of this package is widened by its square root.
 
-Correlations are of ranks: they see as much as those of the values and no outlier spoils them.  What an
-interval by order statistics needs is the correlation of the signs around the median, which for a normal
-series is 2/pi asin of that of its values.  These are summed in two ways, and the larger sum counts:
+Correlations are of ranks: they detect as much as those of the values, and outliers do not distort them.  An interval
+by order statistics needs the correlation of the signs around the median, which for a normal
+series is 2/pi asin of that of its values.  These are summed in two ways, and the larger sum is used:
 
 - neighbouring pairs of lags, while positive and decreasing (the initial monotone sequence of Geyer,
-  Practical Markov Chain Monte Carlo, 1992): any shape of dependence, but cut short in short series;
-- an autoregression of first order from the first lag alone, whose bias in short series is known and taken
-  out (Kendall, 1954): at fifteen samples correlated 0.9 it sees what the pairs do not.
+  Practical Markov Chain Monte Carlo, 1992): valid for any shape of dependence, but truncated in short series;
+- an autoregression of first order from the first lag alone, whose known bias in short series is corrected
+  (Kendall, 1954): at fifteen samples correlated 0.9 it detects what the pairs do not.
 
 Coverage in % of the 95 % interval of the median at 10, 30, 100, 300 samples, 4,000 streams each, against
 sums over signs without the second way (`benchmarks/intervals.py`):
@@ -32,22 +32,22 @@ from itertools import groupby
 from operator import mul
 
 GATE = 0.5
-"""Correlation of neighbours, in standard errors of white noise, below which a series counts as
-independent.  Without a gate the intervals of independent samples come out needlessly wide."""
+"""Correlation of neighbours, in standard errors of white noise, below which a series is treated as
+independent.  Without this gate, intervals of independent samples are needlessly wide."""
 
 LEAST_SHARE = 0.25
-"""Floor of the centring correction: beyond it the series is one single swing, and its true
-correlation time cannot be seen from inside."""
+"""Lower limit of the centring correction: beyond it the series is one single swing, and its true
+correlation time cannot be estimated from it."""
 
 STRONGEST = 0.98
-"""Correlation of neighbours that is believed at most: near 1 the sum explodes."""
+"""Upper limit of the correlation of neighbours: near 1 the sum diverges."""
 
 LAGS = 400
-"""Of the autoregression's sum: the last is 0.0003 at `STRONGEST`."""
+"""Number of terms of the autoregression's sum: the last is 0.0003 at `STRONGEST`."""
 
 
 def variance_inflation(samples: Sequence[float]) -> float:
-    """Factor by which serial dependence raises the variance of the median; 1 when none is seen.
+    """Factor by which serial dependence raises the variance of the median; 1 if none is detected.
 
     Args:
         samples: In the order of measuring.
@@ -61,7 +61,7 @@ def variance_inflation(samples: Sequence[float]) -> float:
         return 1.0
 
     def correlation(lag: int) -> float:
-        """Of ranks; that the centre is estimated, too, takes 1 / count from each."""
+        """Correlation of ranks; corrected by 1 / count because the centre is estimated too."""
         return sum(map(mul, ranks, ranks[lag:])) / (count - lag) / (power / count) + 1.0 / count
 
     first = correlation(1)
@@ -84,18 +84,18 @@ def of_signs(correlation: float) -> float:
 
 
 def without_bias(first: float, count: int) -> float:
-    """First autocorrelation as it would be in a long series; `first` has the centring's 1 / count already."""
+    """Correct the first autocorrelation for its bias in short series; `first` already has the centring correction."""
     return min(STRONGEST, max(0.0, count * first / max(count - 4, 4)))
 
 
 @cache
 def autoregression(correlation: float) -> float:
-    """Inflation by an autoregression of first order."""
+    """Variance inflation of an autoregression of first order."""
     return 1.0 + 2.0 * sum(of_signs(correlation**lag) for lag in range(1, LAGS))
 
 
 def _centred_ranks(samples: Sequence[float]) -> list[float]:
-    """Ranks around their mean; equal samples share one."""
+    """Ranks minus their mean; equal samples share one rank."""
     count = len(samples)
     ranks = [0.0] * count
     below = 0

@@ -1,8 +1,8 @@
-"""In which order the subjects of a group are sampled, round by round.
+"""The order in which the subjects of a group are sampled in each round.
 
 A launch inherits heat, clock and cache from the one before it, and the first of a round follows the
 bookkeeping between rounds.  Balanced orders give every subject every place and every predecessor
-equally often, so that none of this leans to one side; the drawing of lots keeps it from beating with
+equally often, so that no subject is favoured.  Orders are random so that they cannot synchronise with
 anything periodic.
 """
 
@@ -14,15 +14,15 @@ import random
 def balanced_orders(num_subjects: int, num_rounds: int, seed: int) -> list[tuple[int, ...]]:
     """Random orders of the subjects, balanced in place and predecessor.
 
-    After every `num_subjects` rounds each subject has stood at each place equally often; after
-    every block (`num_subjects` rounds, twice that for an odd number) each has followed each other
-    equally often.  A block is a Williams square (for an odd number with its mirror image), its
-    subjects relabelled and its rows shuffled anew.
+    After every `num_subjects` rounds each subject has been at each place equally often.  After every block
+    (`num_subjects` rounds, twice that for an odd number) each has followed each other subject equally often.
+    A block is a Williams square (for an odd number with its mirror image), with its subjects relabelled and
+    its rows shuffled anew.
 
     Args:
         num_subjects: At least 1.
-        num_rounds: How many orders.
-        seed: The same seed gives the same orders; more rounds only add to them.
+        num_rounds: Number of orders.
+        seed: The same seed gives the same orders; more rounds append to them.
 
     Raises:
         ValueError: no subject, or a negative number of rounds.
@@ -47,5 +47,5 @@ def balanced_orders(num_subjects: int, num_rounds: int, seed: int) -> list[tuple
 
 
 def _zigzag(count: int) -> list[int]:
-    """0, 1, n-1, 2, n-2 …: neighbours differ by each amount once (n even) or twice, mirrored (n odd)."""
+    """0, 1, n-1, 2, n-2 …: neighbours differ by each amount once (n even), or twice with its mirror image (n odd)."""
     return [(step + 1) // 2 if step % 2 else (count - step // 2) % count for step in range(count)]

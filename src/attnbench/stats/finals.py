@@ -1,8 +1,8 @@
-"""Where finalists stand after a final of several heats, and by how much a session leaves one off.
+"""Levels of finalists after a final of several heats, and the variance that a session adds to them.
 
-Within a heat a configuration keeps its memory, its code and what else a session lays out; the next heat
-lays it out anew.  Samples of one heat say nothing of that offset.  Its variance is what heats differ by beyond
-the errors of their samples, and every level has a share of it in its error.
+Within a heat a configuration keeps its memory, its code and everything else a session allocates; the next heat
+allocates anew.  Samples of one heat do not show this offset.  Its variance is estimated as the difference between
+heats beyond the errors of their samples, and every level's error contains a share of it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from attnbench.stats.series import centres
 from attnbench.stats.summary import FEWEST_FOR_INTERVAL
 
 _APART = 1_000_000
-"""Rounds between the first of one heat and the first of the next, where they are joined."""
+"""Distance of round numbers between heats that are joined."""
 
 
 def joined(heats: Sequence[Mapping[str, Times]]) -> dict[str, dict[int, float]]:
-    """The samples of several heats of the same names, rounds numbered apart."""
+    """Join the samples of several heats of the same names, with distinct round numbers."""
     return {
         name: {_APART * number + index: ms for number, heat in enumerate(heats) for index, ms in heat[name].items()}
         for name in heats[0]
@@ -30,7 +30,7 @@ def joined(heats: Sequence[Mapping[str, Times]]) -> dict[str, dict[int, float]]:
 
 
 def with_offset(placing: Placing, offset: float) -> Placing:
-    """A placing whose error has the offsets of both sides in it; an anchor stands at 0 without an error."""
+    """Add the offsets of both sides to the error of a placing; an anchor is at 0 without an error."""
     return (
         placing if placing.error == 0.0 else replace(placing, error=math.hypot(placing.error, math.sqrt(2.0) * offset))
     )
@@ -39,10 +39,10 @@ def with_offset(placing: Placing, offset: float) -> Placing:
 def final_levels(
     heats: Sequence[Mapping[str, Times]], tick_ms: float
 ) -> tuple[dict[str, float], dict[str, float], float]:
-    """Level of each finalist as a logarithm, its standard error, and that of an offset.
+    """Return the level of each finalist as a logarithm, its standard error, and that of an offset.
 
     Args:
-        heats: of the same names; at least one.
+        heats: at least one, all with the same names.
         tick_ms: resolution of the timer.
     """
     import numpy as np
@@ -56,7 +56,7 @@ def final_levels(
     if len(heats) > 1 and len(names) > 1:
         between = ((logs - levels) ** 2).sum(axis=0) / (len(heats) - 1) * len(names) / (len(names) - 1)
         variance = float(np.median(between))
-        for _ in range(5):  # weights by what each one's spread is known to, which the offset itself is part of
+        for _ in range(5):  # weights depend on the spread of each finalist, which includes the offset itself
             weights = 1.0 / (within + variance + 1e-12) ** 2
             variance = max(0.0, float((weights * (between - within)).sum() / weights.sum()))
         offset = math.sqrt(variance)
@@ -69,10 +69,10 @@ def final_levels(
 
 
 def _heat_levels(times: Mapping[str, Times], tick_ms: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Level of each finalist in one heat as a logarithm, and the standard error that its samples give it.
+    """Return the level of each finalist in one heat as a logarithm, and the standard error from its samples.
 
-    Within rounds that all share each is measured from the middle of the round; where the heat had to be
-    taken in parts, which share no round, from the anchor.
+    If all share rounds, levels are relative to the middle of the round.  If the heat had to be measured in parts,
+    which share no round, they are relative to the anchor.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
-"""How far apart processes of the same code lie, learned from a whole grid, and intervals that hold together.
+"""The spread between processes of the same code, learned from a whole grid, and simultaneous intervals.
 
-Two or three processes a side say little about the spread of one row, but a grid has hundreds of rows.
-Each row's spread, as a multiple of what its samples and the declared floor predict, is drawn towards
+Two or three processes per side say little about the spread of one row, but a grid has hundreds of rows.
+Each row's spread, as a multiple of what its samples and the declared floor predict, is shrunk towards
 that of the grid: the more alike the rows are, the more.  This is the moderated variance of Smyth (Linear
 models and empirical Bayes methods for assessing differential expression, 2004), with the floor in
 place of an unknown scale.
@@ -16,28 +16,28 @@ from statistics import NormalDist
 from attnbench.stats.replicates import student_quantile
 
 MOST_DEGREES = 400
-"""Beyond them Student's t is taken for what it is at 400."""
+"""Beyond this many degrees, Student's t is approximated by that with 400."""
 
 _SMALLEST = 1e-4
-"""Least multiple that enters a logarithm: timers round, and equal figures are no proof of no spread."""
+"""Least multiple whose logarithm is used: timers round, so equal values do not prove that there is no spread."""
 
 KEPT = 0.75
-"""Share of draws that a robust scale is made of."""
+"""Share of draws that the robust scale is computed from."""
 
 KEPT_DEGREES = 0.55
-"""Degrees of freedom that it has, as a share of all draws: simulated from 20 draws to 200, 0.50 to 0.57."""
+"""Degrees of freedom of that scale, as a share of all draws: 0.50 to 0.57 in simulations of 20 to 200 draws."""
 
 
 def prior_of(multiples: Sequence[float], degrees: Sequence[int]) -> tuple[float, float]:
-    """Scale and degrees of freedom of the distribution that the rows' multiples come from.
+    """Return scale and degrees of freedom of the distribution that the rows' multiples come from.
 
     Args:
-        multiples: Measured over predicted variance, one a row.
+        multiples: Measured over predicted variance, one per row.
         degrees: Degrees of freedom of each, at least 1.
 
     Returns:
-        The scale, and its degrees: few where rows differ by more than chance, at most those of all rows.
-        (1.0, 4.0), the declared floor for what it is worth, from fewer than three rows.
+        The scale, and its degrees: few if rows differ by more than chance, at most those of all rows.
+        (1.0, 4.0), the declared floor, for fewer than three rows.
     """
     if len(multiples) < 3:
         return 1.0, 4.0
@@ -57,9 +57,9 @@ def prior_of(multiples: Sequence[float], degrees: Sequence[int]) -> tuple[float,
 
 
 def trimmed_scale(squares: Sequence[float]) -> float:
-    """Mean square of draws that should be normal around 0, from the smallest three quarters of them.
+    """Return the mean square of draws from a normal distribution around 0, from the smallest three quarters of them.
 
-    One draw in four may be anything: a reference that did change does not hide what others changed by.
+    One draw in four may be arbitrary: a reference that did change does not hide changes of the others.
     """
     ordered = sorted(squares)[: max(1, math.ceil(KEPT * len(squares)))]
     share = len(ordered) / len(squares)
@@ -72,15 +72,15 @@ def trimmed_scale(squares: Sequence[float]) -> float:
 
 
 def each(confidence: float, rows: int) -> float:
-    """Confidence that each of so many intervals needs for all of them to hold together with `confidence`.
+    """Return the confidence of each of `rows` intervals such that all hold simultaneously with `confidence`.
 
-    Sidak's inequality: exact for independent rows, on the safe side for rows that share a reference.
+    Sidak's inequality: exact for independent rows, conservative for rows that share a reference.
     """
     return confidence ** (1.0 / max(1, rows))
 
 
 def quantile(share: float, degrees: float) -> float:
-    """Quantile of Student's t, its degrees rounded down to a whole number from 1 to 400."""
+    """Quantile of Student's t; its degrees are rounded down to an integer from 1 to 400."""
     return student_quantile(share, int(min(MOST_DEGREES, max(1.0, degrees))))
 
 

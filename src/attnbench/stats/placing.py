@@ -1,9 +1,9 @@
-"""What one stage of a race says of a contestant: how much slower than its heat's anchor, and how sure that is.
+"""How much slower a contestant is than its heat's anchor after one stage of a race, and its uncertainty.
 
-A heat gives five to a few dozen ratios within rounds.  Their median is the place; its standard error
-comes from a scale of the noise that all contestants of the stage teach together, because five samples
-teach none: the 75 % quantile of the differences between neighbouring rounds, which two peaks raise as
-they should and one sample in twenty that is far out does not.  A contestant's own differences correct it.
+A heat gives five to a few dozen ratios within rounds.  Their median is the placing.  Its standard error
+comes from a noise scale pooled over all contestants of the stage, because five samples are too few to estimate
+one: the 75 % quantile of the differences between neighbouring rounds, which two peaks increase, as
+they should, and one far outlier in twenty samples does not.  A contestant's own differences correct it.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ Times = Mapping[int, float]
 """Time by round, in milliseconds."""
 
 KEPT = 0.75
-"""Quantile of the differences of neighbouring rounds that the scale of the noise is taken from."""
+"""Quantile of the differences of neighbouring rounds that the noise scale is computed from."""
 
 TRUST = 8.0
-"""Rounds that the scale of all is worth beside a contestant's own."""
+"""Weight of the pooled scale beside a contestant's own, in rounds."""
 
 MEDIAN_COST = math.sqrt(math.pi / 2.0)
-"""Standard error of a median over that of a mean, normal noise, many samples: no fewer cost more."""
+"""Standard error of a median over that of a mean, for normal noise and many samples; an upper limit for fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """Log of a contestant's time over the anchor's, and its standard error."""
+    """Logarithm of a contestant's time over the anchor's, and its standard error."""
 
     log: float
     error: float
-    "infinite where no round was shared with the anchor"
+    "infinite if it shares no round with the anchor"
     anchor: str
     stage: int
     rounds: int
     ms: float
-    "its time, at the clock that the anchor had in the stage"
+    "its time, at the clock of the anchor in this stage"
 
 
 def placings(
     anchor: str, heats: Sequence[Mapping[str, Times]], stage: int, *, tick_ms: float = 0.0
 ) -> dict[str, Placing]:
-    """Place everyone who ran in a stage.
+    """Place every contestant of a stage.
 
     Args:
         anchor: in every heat.
-        heats: everyone's times.
+        heats: times of all contestants.
         stage: its number.
         tick_ms: resolution of the timer.
 
     Returns:
-        By name; the anchor itself stands at 0 without an error.
+        Placings by name; the anchor itself is at 0 without an error.
     """
     level = median(ms for times in heats for ms in times[anchor].values())
     logs = {name: log_ratios(times[anchor], own) for times in heats for name, own in times.items() if name != anchor}
@@ -65,7 +65,7 @@ def placings(
         if not (found := logs[name]):
             placed[name] = Placing(math.log(middle / level), math.inf, anchor, stage, len(own), middle)
             continue
-        # A median of few sits on the timer's grid: what a tick hides, more rounds do not show.
+        # A median of few samples lies on the timer's grid: more rounds do not reveal differences below a tick.
         tick = tick_ms / middle / math.sqrt(3.0)
         error = math.hypot(own_scale(found, scale) * MEDIAN_COST / math.sqrt(len(found)), tick)
         placed[name] = Placing(median(found), error, anchor, stage, len(found), level * math.exp(median(found)))
@@ -73,15 +73,15 @@ def placings(
 
 
 def slower(placed: Mapping[str, Placing], risk: float) -> set[str]:
-    """Who is not the fastest, at a risk of saying so of the fastest.
+    """Return the contestants that are not the fastest, with a limited risk of including the fastest.
 
-    Half of the risk goes to the test against the anchor, which was named before the stage: whoever is the
-    fastest, one test decides about it.  The other half goes to the one against the leader that the stage
-    itself shows, which may lead by luck: it is shared among all who might.
+    Half of the risk is for the test against the anchor, which was chosen before the stage: for whichever contestant is
+    the fastest, a single test decides.  The other half is for the test against the stage's own leader, which may lead
+    by chance: it is divided among all contestants that might.
 
     Args:
         placed: of one stage, all against the same anchor.
-        risk: of naming the fastest.
+        risk: of including the fastest.
     """
     compared = {name: one for name, one in placed.items() if math.isfinite(one.error)}
     if not compared:
@@ -98,7 +98,7 @@ def slower(placed: Mapping[str, Placing], risk: float) -> set[str]:
 
 
 def hope(log: float, error: float) -> float:
-    """Expected gain over someone who is `log` faster (above 0: slower), where there is one."""
+    """Return the expected gain over a contestant that is `log` faster (above 0: slower), if there is one."""
     if error <= 0.0:
         return max(0.0, -log)
     normal = NormalDist()
@@ -106,7 +106,7 @@ def hope(log: float, error: float) -> float:
 
 
 def prior(placed: Mapping[str, Placing]) -> tuple[float, float] | None:
-    """Mean and variance that the true logs of a stage have, beyond the noise of its placings; None of fewer than two."""
+    """Return mean and variance of the true logs of a stage, without their noise; None for fewer than two."""
     known = [one for name, one in placed.items() if math.isfinite(one.error) and name != one.anchor]
     if len(known) < 2:
         return None
@@ -122,7 +122,7 @@ def log_ratios(anchor: Times, own: Times) -> list[float]:
 
 
 def pooled_scale(series: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of one log ratio; 0 where nobody has two."""
+    """Standard deviation of one log ratio; 0 if no contestant has two."""
     steps = sorted(step for logs in series for step in _steps(logs))
     if not steps:
         return 0.0
@@ -131,9 +131,9 @@ def pooled_scale(series: Sequence[Sequence[float]]) -> float:
 
 
 def own_scale(logs: Sequence[float], scale: float) -> float:
-    """A contestant's own standard deviation, drawn towards that of all; never under what its own rounds show.
+    """Return a contestant's own standard deviation, shrunk towards the pooled one, but never below its own estimate.
 
-    Drawn towards the quiet ones, a noisy one would be sure of too much: the best was dropped, or cut, so.
+    Shrunk towards quiet contestants, a noisy one would get too small an error, and the best might be dropped.
     """
     steps = _steps(logs)
     if not steps:

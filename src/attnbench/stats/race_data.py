@@ -1,4 +1,4 @@
-"""Input and output of a race: its rules, its heats, and how it ended."""
+"""Input and output of a race: its rules, its heats, and its outcome."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from dataclasses import dataclass
 from typing import Literal
 
 CLOSE = 0.01
-"""The pick is to be within this of the best."""
+"""The pick should be within this share of the best."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rules:
-    """How a race is run."""
+    """Parameters of a race."""
 
     heat: int = 16
-    "contestants of a heat at most, the anchor among them"
+    "most contestants of a heat, including the anchor"
     first_rounds: int = 5
     growth: float = 2.0
-    "rounds of a stage over those of the stage before"
+    "rounds of a stage divided by those of the stage before"
     stages: int = 4
-    "before the final; of who is left after these, half go on from stage to stage"
+    "before the final; if contestants are left after these, half go on from stage to stage"
     finalists: int = 8
     final_rounds: int = 100
-    "of the final's first heats together"
+    "total of the final's first heats"
     final_heats: int = 4
-    "sessions opened afresh that the final is spread over: what a session leaves a configuration off by is averaged"
+    "number of new sessions that the final is spread over, to average out the offset of each session"
     most_heats: int = 12
-    "that the final goes on to while a finalist may be faster than the pick by more than CLOSE"
+    "upper limit of the final's heats, which continue while a finalist may be faster than the pick by more than CLOSE"
     warmup: int = 1
-    "rounds before those that count, in every heat"
+    "discarded rounds at the start of every heat"
     risk: float = 0.05
     "of dropping the best"
     share: float = 0.2
-    "of what sampling everyone as often as a finalist would take; a stage that does not fit is left out"
+    "of the time to sample every contestant as often as a finalist; a stage that does not fit is skipped"
     seconds: float | None = None
-    "of sampling; a stage that does not fit is left out, and the final is cut short; None: as many as it takes"
+    "sampling time; a stage that does not fit is skipped, and the final is shortened; None: no limit"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heat:
-    """Who is sampled together, and how often."""
+    """Contestants that are sampled together, and how often."""
 
     stage: int
     "from 1"
@@ -51,24 +51,24 @@ class Heat:
 
     @property
     def anchor(self) -> str:
-        """Whom the others are compared with."""
+        """The contestant that the others are compared with."""
         return self.names[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """Where one contestant ended."""
+    """Final result of one contestant."""
 
     name: str
     ratio: float
     "its time over the pick's: 1.02 is 2 % slower"
     ci_low: float | None
     ci_high: float | None
-    "95 % interval; None where its samples give none"
+    "95 % interval; None if there are too few samples"
     median_ms: float
-    "of who left before the final the ratio times the pick's: its own few samples had another clock"
+    "for those out before the final, ratio times the pick's: their few samples had another clock"
     rounds: int
-    "samples behind the ratio"
+    "number of samples behind the ratio"
     stage: int
     "of its last heat"
     ended: Literal["picked", "final", "dropped", "cut", "reference"]
@@ -77,17 +77,17 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a race ended."""
+    """Outcome of a race."""
 
     pick: str
     standings: tuple[Standing, ...]
     "the fastest first"
     regret: float
-    "expected loss of the pick against the best, as a share of its time"
+    "expected loss of the pick compared with the best, as a share of its time"
     most: float
-    "loss that is not exceeded with 95 % chance"
+    "loss that is not exceeded with 95 % probability"
     close: float
-    "chance that the pick is within CLOSE of the best"
+    "probability that the pick is within CLOSE of the best"
     sampled_s: float
     exhaustive_s: float
-    "what sampling everyone as often as a finalist would have taken"
+    "time that sampling every contestant as often as a finalist would have taken"

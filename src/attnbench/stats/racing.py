@@ -1,25 +1,25 @@
-"""Which of many configurations is the fastest, by few samples of the many and many of the few.
+"""Finds the fastest of many configurations with few samples of most and many samples of few.
 
-A race goes in stages.  In each, everyone still in it runs in *heats*: groups sampled round by round,
-small enough to be open at once, with one *anchor* in all of them, the leader of the stage before.  Who
-is slower than the anchor by more than its samples leave in doubt is dropped; the next stage takes twice
-the rounds of those that are left.  At most a handful of *finalists* run
-once more, in several heats of fresh order and fresh sessions, and only these new samples say who is picked: luck
-in an earlier heat does not count.  While a finalist may be faster than the pick by over 1 %, more heats follow.
+A race has stages.  In each, all contestants left run in *heats*: groups sampled round by round, small enough to be
+open at once, each with the same *anchor*, the leader of the stage before.  A contestant that is slower than the
+anchor beyond the uncertainty of its samples is dropped; the next stage takes twice the rounds of those left.
+At most a handful of *finalists* run once more, in several heats of new order and new sessions, and only these new
+samples decide the pick, so that luck in an earlier heat does not count.  While a finalist may be faster than the pick
+by over 1 %, more heats follow.
 
-**The best is kept.**  The anchor is named before the heat, so its luck in that heat has no part in the
-choice, and only samples of that heat speak.  The best is no slower than any anchor: it is dropped only
-where its own test against the anchor errs, and however many run, there is one such test a stage.  Who is
-far behind the leader of the stage itself goes too, by a test that counts everyone who might lead by luck
+**The best is kept.**  The anchor is chosen before the heat, so its luck in that heat does not affect the choice, and
+only samples of that heat count.  The best is no slower than any anchor: it is dropped only if its own test against
+the anchor errs, and however many contestants run, there is one such test per stage.  Contestants far behind the
+leader of the stage itself are dropped too, by a test that accounts for all that might lead by chance
 (`placing.slower`).  Each stage has its share of `Rules.risk`; from the last of `Rules.stages` on, each has half of
-what is left, so that no number of stages spends more (`benchmarks/race_risk.py` simulates it).  Where a stage of all
-that are left is beyond the budget, the half that most is to be hoped of goes on (`placing.hope`), so that a noisy one
-is sampled further and not cut by the bad luck of few samples.
+the rest, so that no number of stages spends more (`benchmarks/race_risk.py` simulates it).  If a stage of all
+contestants left is beyond the budget, the half with the highest expected gain goes on (`placing.hope`), so that a
+noisy one is sampled further and not cut by bad luck in few samples.
 
-**What the pick may lose** is drawn from what is known of everyone: finalists by their levels over the final's heats
-and what these differ by (`finals`), the dropped by their last heat, anchor by anchor down to the final, with
-the offset that a session leaves, drawn towards the mean of their stage as far as its spread is no more than
-noise (empirical Bayes): of fifty that are alike one always seems better.  Finalists know no such prior.
+**The expected loss of the pick** is simulated from the results of all: finalists by their levels over the final's
+heats and the differences between these (`finals`); dropped contestants by their last heat, anchor by anchor up to the
+final, plus the offset of a session, shrunk towards the mean of their stage as far as its spread is mere noise
+(empirical Bayes), because of fifty equal contestants one always seems better.  Finalists are not shrunk.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from attnbench.stats.series import TWO_SIDED
 FEWEST_FINAL_ROUNDS = 10
 DRAWS = 4000
 SURE = 1.645
-"""Standard errors by which a finalist has to be shown no better than that."""
+"""Standard errors by which a finalist has to be shown no better than `CLOSE`."""
 
 
 class Race:
-    """A function of its samples: given the same names, rules and times, every race goes the same way.
+    """A race, determined by its samples: the same names, rules and times always give the same outcome.
 
     Args:
         names: contestants; the first is the first anchor.
-        rules: how.
-        seed: of the draw of heats and of the order in them.
+        rules: parameters of the race.
+        seed: of the assignment to heats and of the order in them.
         tick_ms: resolution of the timer; may be set once it is known.
     """
 
@@ -66,9 +66,9 @@ class Race:
         self._ended: dict[str, Literal["dropped", "cut"]] = {}
         self._pick_ms = 0.0
         self._stages: dict[int, dict[str, Placing]] = {}
-        "everyone's placing in each stage"
+        "placings of all contestants in each stage"
         self._leads: dict[int, Placing] = {}
-        "of a stage's anchor, over whoever led instead"
+        "of a stage's anchor, relative to the contestant that led instead"
         self._waiting: list[Heat] = []
         self._run: list[dict[str, dict[int, float]]] = []
         self._finals: list[dict[str, dict[int, float]]] = []
@@ -78,16 +78,16 @@ class Race:
 
     @property
     def heat(self) -> Heat | None:
-        """The heat to be sampled next; None when the race is over."""
+        """The heat to be sampled next; None if the race is over."""
         return self._waiting[0] if self._waiting else None
 
     @property
     def heats_left(self) -> int:
-        """Of this stage."""
+        """Number of heats left in this stage."""
         return len(self._waiting)
 
     def take(self, times: Mapping[str, Times]) -> None:
-        """Take the samples of `heat`; who has none did not finish it and is out.
+        """Record the samples of `heat`; a contestant without samples did not finish it and is out.
 
         Raises:
             ValueError: the race is over, or a time is not positive and finite.
@@ -105,7 +105,7 @@ class Race:
         if heat.final:
             self._take_final(heat, found)
         elif heat.anchor in lost:
-            # The others have nobody to be compared with: the stage begins again, with whoever was fastest here.
+            # Without the anchor there is no comparison: the stage starts again, with the fastest of this heat.
             self.anchor = min(found, key=lambda name: median(found[name].values()), default=heat.anchor)
             self._waiting, self.stage = [], self.stage - 1
             self._next_stage()
@@ -116,7 +116,7 @@ class Race:
                 self._next_stage()
 
     def _take_final(self, heat: Heat, found: dict[str, dict[int, float]]) -> None:
-        """Keep a heat of the final; who is missing in one is out of all, and more follow while it is not decided."""
+        """Keep a heat of the final; a finalist missing in one is out of all; more follow until it is decided."""
         self._finals = [{name: own for name, own in one.items() if name in found} for one in (*self._finals, found)]
         names = tuple(name for name in heat.names if name in found)
         self._waiting = [replace(one, names=names) for one in self._waiting] if names else []
@@ -132,7 +132,7 @@ class Race:
                 self._waiting = [replace(heat, names=names, seed=heat.seed + 1)]
 
     def _decided(self) -> bool:
-        """Whether the pick is within `CLOSE` of every finalist, as far as the final shows."""
+        """Whether the pick is within `CLOSE` of every finalist, with sufficient confidence."""
         logs, errors, _ = final_levels(self._finals, self.tick_ms)
         pick = min(logs, key=lambda name: logs[name])
         return all(
@@ -142,7 +142,7 @@ class Race:
         )
 
     def _call_back(self) -> None:
-        """All finalists fell out: another final, of those that were dropped last."""
+        """After all finalists failed, start another final with those that were dropped last."""
         if self._ended:
             self.running = list(self._ended)
             self._ended = {}
@@ -198,50 +198,50 @@ class Race:
         ]
 
     def _narrow(self, room: int) -> None:
-        """Keep those of whom most is to be hoped, and the anchor; the others are cut."""
+        """Keep the contestants with the highest expected gain, and the anchor; cut the others."""
         ranked = sorted(self.running, key=lambda name: (name != self.anchor, -self._hope(name), self._level(name)))
         self.running = [name for name in self.running if name in set(ranked[:room])]
         self._ended |= dict.fromkeys(ranked[room:], "cut")
 
     def _hope(self, name: str) -> float:
-        """How much faster than the anchor it is expected to prove, where it does: more from who is less known."""
+        """Expected gain over the anchor, which is larger for a contestant that is less well known."""
         own, anchor = self._placings.get(name), self._placings.get(self.anchor)
         if own is None or anchor is None or not math.isfinite(own.error):
             return math.inf
         return hope(math.log(own.ms / anchor.ms), math.hypot(own.error, anchor.error))
 
     def _affordable(self, rounds: int) -> bool:
-        """Whether a stage leaves room for the final after it; the first always runs."""
+        """Whether the budget allows a stage and the final after it; the first stage always runs."""
         if not self._placings:
             return True
         rules, finalists = self.rules, self.rules.finalists / len(self.running)
         stage_s = (rounds + rules.warmup) * self._round_s()
         final_s = finalists * (rules.final_rounds + rules.warmup) * self._round_s()
-        # Of a small space the final is most: the stages before it may then take as long as it does.
+        # In a small space the final dominates: the stages before it may then take as long as it does.
         if self.sampled_s + stage_s > max(rules.share * self._exhaustive_s() - final_s, final_s):
             return False
         return self._in_time(rounds)
 
     def _in_time(self, rounds: int) -> bool:
-        """Whether `Rules.seconds` leave room for a stage and the shortest final."""
+        """Whether `Rules.seconds` allow a stage and the shortest final."""
         rules, finalists = self.rules, min(1.0, self.rules.finalists / len(self.running))
         least = rounds + rules.warmup + finalists * (FEWEST_FINAL_ROUNDS + rules.warmup)
         return rules.seconds is None or self.sampled_s + least * self._round_s() <= rules.seconds
 
     def _round_s(self) -> float:
-        """One sample of each that is running."""
+        """Time of one sample of each contestant that is left."""
         known = [self._placings[name].ms for name in self.running if name in self._placings]
         return sum(known) / 1e3
 
     def _exhaustive_s(self) -> float:
-        """Everyone who could be sampled, as often as a finalist."""
+        """Time to sample every contestant that can run as often as a finalist."""
         rounds = self.rules.final_rounds + self.rules.warmup
         return sum(placing.ms for placing in self._placings.values()) * rounds / 1e3
 
     # ── who is dropped ─────────────────────────────────────────────────────────────────────────────
 
     def _judge(self) -> None:
-        """Place everyone by this stage's heats, drop the slower, and name the next anchor."""
+        """Place all contestants by this stage's heats, drop the slower ones, and choose the next anchor."""
         placed = placings(self.anchor, self._run, self.stage, tick_ms=self.tick_ms)
         self._placings |= placed
         self._stages[self.stage] = placed
@@ -254,7 +254,7 @@ class Race:
         self.anchor = leader
 
     def _risk(self) -> float:
-        """This stage's share of `Rules.risk`: all of a race together never have more, however many there are."""
+        """This stage's share of `Rules.risk`; the shares of all stages never exceed it in total."""
         rules, beyond = self.rules, max(0, self.stage - self.rules.stages + 1)
         return rules.risk / rules.stages / 2.0**beyond
 
@@ -265,7 +265,7 @@ class Race:
     # ── the end ────────────────────────────────────────────────────────────────────────────────────
 
     def outcome(self) -> Outcome:
-        """Who is picked, and what is known of the others.
+        """Return the pick and the results of the others.
 
         Raises:
             ValueError: the race is not over, or nobody finished it.
@@ -279,7 +279,7 @@ class Race:
         pick = min(logs, key=lambda name: logs[name])
         self._pick_ms = median(final[pick].values())
         lots = np.random.default_rng(self.seed)
-        # With which the heats of the final show the errors.
+        # Degrees of freedom of the errors estimated from the final's heats.
         degrees = max(3, (len(final) - 1) * (len(self._finals) - 1))
         drawn = {name: logs[name] + errors[name] * lots.standard_t(degrees, DRAWS) for name in final}
         levels, doubts = dict(logs), dict(errors)
@@ -314,7 +314,7 @@ class Race:
         )
 
     def _by_stage(self) -> list[str]:
-        """Who left before the final, the last first, anchors before those compared with them."""
+        """Return contestants out before the final, the last first, anchors before those compared with them."""
 
         def turn(name: str) -> tuple[int, bool, float]:
             placing = self._placings[name]
@@ -323,9 +323,9 @@ class Race:
         return sorted(self._ended, key=turn)
 
     def _link(self, name: str, placed: Collection[str]) -> Placing:
-        """A placing by someone who is placed: the anchor; of an anchor, who led instead.
+        """Return the placing that links a contestant to one already placed: its anchor, or for an anchor the leader.
 
-        Where that one fell out there is none: then by the bare times, without an error.
+        If that one failed there is no such placing: then use the plain times, without an error.
         """
         assert self.final is not None
         own = self._placings[name]
@@ -336,7 +336,7 @@ class Race:
         return replace(own, log=math.log(own.ms / ms), error=math.inf, anchor=fastest)
 
     def _believed(self, placing: Placing, known: tuple[float, float] | None) -> tuple[float, float]:
-        """Log and error of a placing beside the mean and variance of the true logs of its stage."""
+        """Return log and error of a placing, shrunk with the mean and variance of the true logs of its stage."""
         lead = self._leads.get(placing.stage)
         if known is None or placing.error == 0.0 or (lead and (placing.anchor, placing.log) == (lead.anchor, lead.log)):
             return placing.log, placing.error

@@ -1,4 +1,4 @@
-"""Whether one series is larger than another where pauses of the machine add to both."""
+"""A test whether one series is larger than another, where pauses of the machine may lengthen both."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 def chance_of_lead(larger: Sequence[float], smaller: Sequence[float]) -> float:
-    """Probability that so many of `smaller` lie below all of `larger`, were all values drawn alike.
+    """Return the probability that as many of `smaller` lie below all of `larger` if all values had one distribution.
 
-    Exact, whatever the distribution, for independent values: of the orders of n + m values, those that
-    begin with k of the m are C(n + m - k, n) of C(n + m, n).  Pauses of a loaded machine lengthen some
-    values of both series and leave the smallest as they are, which is why only the smallest count.
+    Exact for independent values, whatever the distribution: of the orders of n + m values, those that
+    start with k of the m are C(n + m - k, n) of C(n + m, n).  Pauses of a loaded machine lengthen some
+    values of both series and leave the smallest unchanged, which is why only the smallest count.
 
     Args:
         larger: some values.

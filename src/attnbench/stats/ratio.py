@@ -1,21 +1,21 @@
 """How much faster one subject is than another: the median of the ratios within rounds.
 
-Two subjects timed in one round share the clock of that moment, so their ratio is free of the drift
-that moves both.  The ratio of a pair of subjects is the median of those ratios.  Where the timer is
-coarse, that median sits on the timer's grid: at 5 us and 32 ns it is 1 or 0.64 % off, and nothing
+Two subjects timed in one round have the clock of that moment in common, so their ratio is free of drift
+that affects both.  The ratio of a pair of subjects is the median of those ratios.  If the timer is
+coarse, that median lies on the timer's grid: at 5 us and 32 ns it is 1 or 0.64 % off, and nothing
 between.  So each ratio counts as above or below the centre by a ramp one tick wide instead of a
 jump: the centre solves sum(clip((log ratio - centre) / tick, -1, 1)) = 0, Huber's M-estimator with
-the tick for its corner.  The start of a kernel falls anywhere between two ticks, so a rounded
+the tick for its corner.  The start of a kernel is at a random place between two ticks, so a rounded
 duration is right on average, and inside the ramp the estimator averages; without a tick it is the
 plain median.  (A kernel whose start is locked to the timer's tick would be off by up to one tick.)
 
-Its 95 % interval holds every centre whose sum is within the two-sided critical value of the sign
-test, in units of the root of the sum of squares, to which one round more with a tick either way is
-added: a hundred equal ratios leave a doubt of 0.03 tick, not of nothing.  Without a tick that is the
+Its 95 % interval contains every centre whose sum is within the two-sided critical value of the sign
+test, in units of the root of the sum of squares, to which one more round with a tick either way is
+added: a hundred equal ratios leave an uncertainty of 0.03 tick, not zero.  Without a tick that is the
 exact interval by order statistics.  Serial dependence of the ratios widens it.
 
-Simulated, 60 rounds, 300 groups a row, true ratios within 1 % (a test computes the table again):
-root mean square error in %, and in brackets the share of groups whose interval holds the truth.
+Simulated, 60 rounds, 300 groups per line, true ratios within 1 % (a test recomputes the table):
+root mean square error in %, and in brackets the share of groups whose interval contains the truth.
 
     noise                       ours          median        Hodges-L.     trimmed       of medians
     normal, 1 %                 0.230 (0.96)  0.230 (0.96)  0.193 (0.94)  0.201 (0.95)  0.229
@@ -29,9 +29,9 @@ root mean square error in %, and in brackets the share of groups whose interval 
     32 ns at 25 us, noise 0.3 % 0.064 (0.98)  0.074 (0.97)  0.059 (0.94)  0.059 (0.96)  0.081
 
 The Hodges-Lehmann estimate and the trimmed mean err 10 to 20 % less on smooth noise, but 40 to 300 %
-more on two peaks, and their intervals, like the plain median's, take a coarse tick for knowledge.
-The ratio of the two medians loses to drift, peaks and ticks.  The median within rounds, with the
-tick's ramp, is never far from the best, and its interval holds.
+more on two peaks, and their intervals, like the plain median's, are too narrow with a coarse tick.
+The ratio of the two medians suffers from drift, peaks and ticks.  The median within rounds, with the
+tick's ramp, is never far from the best, and its interval is valid.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from attnbench.stats.summary import FEWEST_FOR_INTERVAL, critical_value, interva
 Verdict = Literal["faster", "slower", "same", "unclear"]
 
 SAME_WITHIN = 0.005
-"""Two times closer than this are called the same, once the interval shows it."""
+"""Two times closer than this are called the same, if the interval shows it."""
 
 RESOLUTION = 0.001
-"""What interleaving itself holds: an interval wholly inside 1 +- 0.1 % is "same" even if it leaves
-out 1, because the order of launches alone can do that."""
+"""Accuracy of interleaving itself: an interval wholly inside 1 +- 0.1 % is "same" even if it
+excludes 1, because the order of launches alone can cause that."""
 
 WIDEST = 69.0
-"""Log ratio beyond which a ratio says nothing more: 10^30 nearly, the largest that a run file may hold."""
+"""Log ratio beyond which a ratio carries no information: nearly 10^30, the largest that a run file may hold."""
 
 _FINEST = 1e-6
-"""Tick, in ranges of the ratios, below which it cannot be seen and would only cost digits."""
+"""Tick, relative to the range of the ratios, below which it has no effect and would only cost precision."""
 
 _HALVINGS = 44
 
@@ -73,11 +73,11 @@ class RatioEstimate:
     ratio: float
     ci_low: float | None
     ci_high: float | None
-    "95 % interval; None below six rounds in common"
+    "95 % interval; None for fewer than six common rounds"
     num_pairs: int
     verdict: Verdict
     inflation: float = 1.0
-    "by which resemblance of neighbouring rounds raises the variance; of several processes 1"
+    "of the variance by serial dependence of rounds; 1 for several processes"
 
 
 def paired_ratio(
@@ -119,15 +119,15 @@ def paired_ratio(
 
 
 def factor(log: float) -> float:
-    """The ratio of a log ratio, at most `WIDEST` from 1 either way: an interval may say nothing, but in numbers."""
+    """Return the ratio of a log ratio, limited to `WIDEST`: an interval may be meaningless, but must be finite."""
     return math.exp(max(-WIDEST, min(WIDEST, log)))
 
 
 def judge(low: float | None, high: float | None, same_within: float = SAME_WITHIN) -> Verdict:
-    """Verdict on an interval of the log ratio.
+    """Return the verdict on an interval of the log ratio.
 
     Args:
-        low: Lower end, as a logarithm; None when not known.
+        low: Lower end, as a logarithm; None if unknown.
         high: Upper end.
         same_within: Relative difference that still counts as the same.
     """
@@ -144,11 +144,11 @@ def judge(low: float | None, high: float | None, same_within: float = SAME_WITHI
 
 
 def _ramped(logs: Sequence[float], corner: float, inflation: float) -> tuple[float, tuple[float, float] | None]:
-    """Centre of the ramped sign sum and its interval; corner is the tick as a difference of logs."""
+    """Return the centre of the ramped sign sum and its interval; corner is the tick as a difference of logs."""
     count = len(logs)
     scores = _scores(logs, corner)
     bottom, top = min(logs) - 2.0 * corner, max(logs) + 2.0 * corner
-    # Between the middle two of an even number, far apart, the sum is 0 all along: take the middle.
+    # Between the middle two of an even number, far apart, the sum is 0 throughout: take the middle.
     ends = (_crossing(lambda at: scores(at)[0], bottom, top), -_crossing(lambda at: -scores(-at)[0], -top, -bottom))
     centre = sum(ends) / 2.0
     if count < FEWEST_FOR_INTERVAL:
@@ -166,8 +166,8 @@ def _ramped(logs: Sequence[float], corner: float, inflation: float) -> tuple[flo
 
 
 def _scores(logs: Sequence[float], corner: float) -> Callable[[float], tuple[float, float]]:
-    """Sum and sum of squares of clip((log - at) / corner, -1, 1), as a function of `at`."""
-    middle = median(logs)  # near 0, the sums of squares below keep their digits
+    """Return sum and sum of squares of clip((log - at) / corner, -1, 1), as a function of `at`."""
+    middle = median(logs)  # centred near 0, the sums of squares below stay accurate
     ordered = sorted((log - middle) / corner for log in logs)
     sums = [0.0, *accumulate(ordered)]
     squares = [0.0, *accumulate(value * value for value in ordered)]
@@ -185,7 +185,7 @@ def _scores(logs: Sequence[float], corner: float) -> Callable[[float], tuple[flo
 
 
 def _crossing(falling: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function that is positive at the low end and negative at the high end is 0, by halving."""
+    """Return the zero of a function that is positive at the low end and negative at the high end, by bisection."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
         if falling(middle) > 0.0:

@@ -1,8 +1,8 @@
-"""One ratio from several fresh processes.
+"""Combines the ratios of several new processes into one.
 
 Samples of one process share its memory layout, its allocator and its compiled code, so a hundred of
-them do not stand for a hundred processes.  Here each process counts once: the estimate is the mean
-of the log ratios, the interval Student's over processes.
+them do not represent a hundred processes.  Here each process counts once: the estimate is the mean
+of the log ratios, the interval is Student's over processes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from attnbench.stats.ratio import SAME_WITHIN, RatioEstimate, factor, judge
 
 
 def combine_replicates(estimates: Sequence[RatioEstimate], *, same_within: float = SAME_WITHIN) -> RatioEstimate:
-    """Combine the ratios of one pair of subjects, one estimate a process.
+    """Combine the ratios of one pair of subjects, one estimate per process.
 
     Returns:
-        The geometric mean with its 95 % interval over processes; `num_pairs` is the sum.  Of a
-        single process the interval between processes is not known: None, and "unclear".
+        The geometric mean with its 95 % interval over processes; `num_pairs` is the sum.  For a
+        single process the interval between processes is unknown: None, and "unclear".
 
     Raises:
         ValueError: there is no estimate.
@@ -45,7 +45,7 @@ def combine_replicates(estimates: Sequence[RatioEstimate], *, same_within: float
 
 @cache
 def student_quantile(share: float, degrees: int) -> float:
-    """Quantile of Student's t for whole degrees of freedom, by halving its closed distribution.
+    """Quantile of Student's t for integer degrees of freedom, by bisection of its closed-form distribution.
 
     Source: Abramowitz and Stegun, 26.7.3 and 26.7.4.
 

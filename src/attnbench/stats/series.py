@@ -1,9 +1,9 @@
-"""Levels of many series at once: what `summary` and `ratio` do for one, for the thousands of a diff.
+"""Levels of many series at once: `summary` and `ratio` for the thousands of series of a diff.
 
-A series is a row of a matrix; rounds in which it has no sample are NaN.  The centre is the median, or
-where the timer is coarse the ramped centre of `ratio`; its error comes from the exact interval by order
-statistics, widened for serial dependence as `dependence` widens it.  The only difference is that numpy
-walks all series together.
+A series is a row of a matrix; rounds in which it has no sample are NaN.  The centre is the median, or, if
+the timer is coarse, the ramped centre of `ratio`.  Its error comes from the exact interval by order
+statistics, widened for serial dependence as in `dependence`.  The only difference is that numpy
+processes all series together.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TWO_SIDED = 1.959964
 
 
 def medians(series: Any) -> Any:
-    """Median of each row of a float matrix, NaN left out; NaN where a row has nothing else."""
+    """Return the median of each row of a float matrix, ignoring NaN; NaN if a row has nothing else."""
     import numpy as np
 
     ordered = np.sort(series, axis=1)
@@ -31,14 +31,14 @@ def medians(series: Any) -> Any:
 
 
 def centres(series: Any, corners: Any) -> tuple[Any, Any]:
-    """Centre of each row and the standard error that its samples alone give it.
+    """Return the centre of each row and its standard error from the samples alone.
 
     Args:
         series: Logarithms of times, in the order of measuring; NaN where a round has no sample.
         corners: Half width of the timer's ramp for each row, as a difference of logarithms; 0 for none.
 
     Returns:
-        Two vectors.  Half the range is the error of two to five samples; of one it is NaN.
+        Two vectors.  The error is half the range for two to five samples, and NaN for one.
     """
     import numpy as np
 
@@ -48,7 +48,7 @@ def centres(series: Any, corners: Any) -> tuple[Any, Any]:
     ranks = _ranks(counts)
     rows = np.arange(len(series))
     low, high = (ordered[rows, np.clip(place, 0, series.shape[1] - 1)] for place in (ranks - 1, counts - ranks))
-    # The error is scaled, not taken from further out: there sit the outliers, which say nothing of the median.
+    # The error is scaled, not taken from outer order statistics: outliers there say nothing about the median.
     inflations = np.sqrt(variance_inflations(series))
     errors = np.where(counts >= FEWEST_FOR_INTERVAL, (high - low) / (2.0 * TWO_SIDED) * inflations, (high - low) / 2.0)
     errors[counts < 2] = math.nan
@@ -56,14 +56,14 @@ def centres(series: Any, corners: Any) -> tuple[Any, Any]:
     if coarse.any():
         middle, errors = middle.copy(), errors.copy()
         middle[coarse] = _ramped(series[coarse], corners[coarse])
-        # Equal samples leave a doubt of a share of a tick, not of nothing (`ratio`).
+        # Equal samples leave an uncertainty of a share of a tick, not zero (`ratio`).
         doubt = corners[coarse] * math.sqrt(2.0) / np.maximum(counts[coarse], 1)
         errors[coarse] = np.hypot(errors[coarse], doubt)
     return middle, errors
 
 
 def variance_inflations(series: Any) -> Any:
-    """`dependence.variance_inflation` of every row; a missing sample counts as one on the median."""
+    """`dependence.variance_inflation` of every row; a missing sample counts as equal to the median."""
     import numpy as np
 
     there = np.isfinite(series)
@@ -84,7 +84,7 @@ def variance_inflations(series: Any) -> Any:
 
 
 def _centred_ranks(series: Any, counts: Any) -> Any:
-    """Ranks of each row around their mean; equal samples share one, a missing sample has 0."""
+    """Ranks of each row minus their mean; equal samples share one rank, a missing sample has 0."""
     import numpy as np
 
     order = np.argsort(series, axis=1)
@@ -122,7 +122,7 @@ def _inflation(correlation: Any, counts: Any) -> Any:
 
 
 def _ranks(counts: Any) -> Any:
-    """Rank, from 1, of the lower end of the 95 % interval of each row's median."""
+    """Return the rank, from 1, of the lower end of the 95 % interval of each row's median."""
     import numpy as np
 
     sizes, places = np.unique(counts, return_inverse=True)
@@ -130,7 +130,7 @@ def _ranks(counts: Any) -> Any:
 
 
 def _ramped(series: Any, corners: Any) -> Any:
-    """Where the sum of clip((value - centre) / corner, -1, 1) is 0, for each row."""
+    """Return the zero of sum(clip((value - centre) / corner, -1, 1)), for each row."""
     import numpy as np
 
     low, high = np.nanmin(series, axis=1) - corners, np.nanmax(series, axis=1) + corners

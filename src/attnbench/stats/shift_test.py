@@ -1,11 +1,11 @@
-"""Which proposed changes of level are more than the noise of a series, however often it is looked at.
+"""Tests which proposed changes of level exceed the noise of a series that is tested repeatedly.
 
-The noise may be a first-order autoregression: neighbours resemble each other where a card, a clock or a
-building drifts.  A change is held against the best autoregression without it.  Its statistic is twice the
-gain in log likelihood, the strength of the autoregression being free on both sides: a slow drift is then
-explained without a change, while a step, which an autoregression would have to forget again, is not.
+The noise may be a first-order autoregression: neighbours are similar when a card, a clock or a
+building drifts.  A change is compared with the best autoregression without it.  Its statistic is twice the
+gain in log likelihood, with the strength of the autoregression fitted on both sides: a slow drift is then
+explained without a change, while a step, which an autoregression would have to decay from, is not.
 
-Changes are taken up one by one, the largest first, with two neighbours at once where a level came and went.
+Changes are accepted one by one, the largest first, and two neighbours at once where a level came and went.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ STRENGTHS = (0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.94, 0.97)
 """Correlations of neighbours that are tried."""
 
 THRESHOLD = 16.0
-"""Of a single change, beside twice the logarithm of the number of runs."""
+"""Threshold for a single change, in addition to twice the logarithm of the number of runs."""
 
 SECOND = 9.0
-"""More, of two at once."""
+"""Additional threshold for two changes at once."""
 
 VISIT = 8
-"""Runs that a level has that came and went: what is shorter is taken for outliers (`change_points.WINDOW`)."""
+"""Fewest runs of a level that came and went: shorter ones are treated as outliers (`change_points.WINDOW`)."""
 
 _LEAST = 1e-16
-"""Variance: equal values have none, and the last digit of rounding is no change."""
+"""Least variance: equal values have none, and a rounding error is no change."""
 
 
 def threshold(count: int) -> float:
-    """Statistic above which one change is reported; a series is looked at after every run that is added."""
+    """Statistic above which one change is reported; accounts for a test after every run that is added."""
     return THRESHOLD + 2.0 * math.log(count)
 
 
 def confirmed(values: Any, proposals: Sequence[int]) -> list[int]:
-    """The proposals that hold.
+    """Return the proposals that are confirmed.
 
     Args:
         values: 1-D numpy array.
@@ -63,10 +63,10 @@ def confirmed(values: Any, proposals: Sequence[int]) -> list[int]:
 
 
 def statistics(values: Any, taken: Sequence[int], left: Sequence[int]) -> tuple[Any, Any]:
-    """What each further change would gain beside those taken.
+    """Compute what each further change would gain beside those accepted.
 
     Returns:
-        Twice the gain in log likelihood of each of `left`, and of each two neighbours of them.
+        Twice the gain in log likelihood of each of `left`, and of each pair of neighbours among them.
     """
     import numpy as np
 
@@ -80,14 +80,14 @@ def statistics(values: Any, taken: Sequence[int], left: Sequence[int]) -> tuple[
 
         without = max(without, float(likelihood(rest)))
         single, double = np.maximum(single, likelihood(one)), np.maximum(double, likelihood(two))
-    few = (count - len(taken) - 3) / count  # the likelihood's variance is too small by the parameters fitted
+    few = (count - len(taken) - 3) / count  # corrects the likelihood's variance for the parameters fitted
     return few * (single - without), few * (double - without)
 
 
 def _squares(values: Any, taken: Sequence[int], left: Any, strength: float) -> tuple[Any, Any, Any]:
-    """Sums of squares that an autoregression of this strength leaves: without, with one, with two more changes.
+    """Return the residual sums of squares of an autoregression of this strength with none, one and two more changes.
 
-    What neighbours share is taken out of the values and of the steps alike: of a step there remain 1 where
+    Autoregression is removed from the values and from the steps alike: of a step there remain 1 where
     it is and 1 - strength after it, so that its products with anything are sums over the rest of the series.
     """
     import numpy as np

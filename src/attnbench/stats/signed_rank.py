@@ -1,8 +1,8 @@
-"""A shift that many values share: the Hodges-Lehmann estimate and its exact interval.
+"""A common shift of many values: the Hodges-Lehmann estimate and its exact interval.
 
-The centre is the median of the means of all pairs of values (a value with itself too), the interval the
-shifts that Wilcoxon's signed-rank test does not reject.  It holds for every distribution that is
-symmetric, with heavy tails and outliers too, and the difference of two draws of one distribution always is.
+The centre is the median of the means of all pairs of values (a value with itself too); the interval contains the
+shifts that Wilcoxon's signed-rank test does not reject.  It is valid for every symmetric distribution, including
+heavy tails and outliers; the difference of two draws of one distribution is always symmetric.
 Source: Hollander and Wolfe, Nonparametric Statistical Methods, 3.1 to 3.3.
 """
 
@@ -14,21 +14,21 @@ from functools import cache
 from statistics import NormalDist
 
 EXACT = 60
-"""Values up to which ranks are counted; beyond, their sum is normal."""
+"""Largest number of values for which ranks are counted; for more, a normal approximation is used."""
 
 MOST = 1000
-"""Values that are looked at; of more, as many spread evenly over them."""
+"""Largest number of values used; of more, this many are chosen evenly."""
 
 
 def common_shift(values: Sequence[float], confidence: float) -> tuple[float, tuple[float, float] | None]:
-    """Centre of the values and the interval for it.
+    """Return the centre of the values and its interval.
 
     Args:
         values: at least one, independent, each symmetric about the shift.
         confidence: of the interval, two-sided.
 
     Returns:
-        The estimate, and the interval; None where so few values reach no such confidence.
+        The estimate, and the interval; None if so few values cannot reach the confidence.
     """
     import numpy as np
 
@@ -42,7 +42,7 @@ def common_shift(values: Sequence[float], confidence: float) -> tuple[float, tup
 
 @cache
 def _rank(count: int, alpha: float) -> int | None:
-    """Largest rank sum that the test rejects, which is also the place of the interval's lower end, from 0."""
+    """Largest rank sum that the test rejects, which is also the index (from 0) of the interval's lower end."""
     if count > EXACT:
         spread = math.sqrt(count * (count + 1) * (2 * count + 1) / 24.0)
         return max(0, math.floor(count * (count + 1) / 4.0 - NormalDist().inv_cdf(1.0 - alpha / 2.0) * spread - 0.5))

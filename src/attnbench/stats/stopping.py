@@ -1,34 +1,32 @@
 """When a group has been sampled enough.
 
-**What has to be known.**  One subject: its median.  Two or more: the ratio of each to the first.  A
-ratio's interval is wider than either time's by a root of two when the noise is independent, so the
-times are then known too; where times stay unknown although the ratios are known, the subjects drift
-together (a card at its power limit: 5 to 11 %), and more samples do not cure that.  The times keep
-their own, wide, interval in the record.
+**What has to be known.**  For one subject, its median; for two or more, the ratio of each to the first.  A
+ratio's interval is wider than either time's by a factor of root two if the noise is independent, so the times
+are then known too.  If times stay uncertain although the ratios are known, the subjects drift together (a card at its
+power limit: 5 to 11 %), and more samples do not help.  The record keeps the times with their own, wide, interval.
 
-**Looking spoils.**  Who looks after each sample and stops at the first narrow interval stops where
-the interval is narrow by chance.  So there are few looks, each half as many samples again after the
-last (10, 15, 23, 35 …), and an interval counts only when it is narrow at two looks in a row.
+**Repeated looks bias.**  A rule that tests after each sample and stops at the first narrow interval stops where the
+interval is narrow by chance.  So there are few looks, each with half as many samples again as the one before
+(10, 15, 23, 35 …), and an interval counts only if it is narrow at two looks in a row.
 
-**Dependence hides.**  A slow noise moves little within few samples: their interval is narrow and beside
-the truth.  A median needs 30 samples' worth of independent ones.  A ratio has had what the subjects share
-taken out and is taken for independent until something else is seen (`dependence`): neighbours whose
-resemblance inflates the variance by a factor f ask for 30 (f - 1) rounds, at both looks.
+**Dependence hides.**  Slow noise changes little within few samples: their interval is narrow and misses
+the truth.  A median needs the equivalent of 30 independent samples.  From a ratio, what the subjects share is already
+removed, so it is treated as independent until dependence is detected (`dependence`): if the similarity of neighbours
+inflates the variance by a factor f, 30 (f - 1) rounds are needed, at both looks.
 
-What this is worth at the stop, ratios under noise of their own, is in docs/measuring.md, simulated by
-`benchmarks/intervals.py`; of medians, 600 streams each to 1 % and 0.5 %, the share of intervals that
-hold the true median:
+The coverage at the stop is given in docs/measuring.md for ratios with independent noise, simulated by
+`benchmarks/intervals.py`.  For medians, 600 streams each to 1 % and 0.5 %, the share of intervals that
+contain the true median is:
 
     normal, lognormal, two peaks 55/45     0.96 to 0.98
     neighbours correlated 0.5, 0.8, 0.9    0.96, 0.94, 0.93
 
-The slower the drift against the sampling, the less of it is seen from inside.  Where half of the noise
-is white it hides the other half: correlated 0.9, that is 0.73 to 0.84 of ratios.  Two wider guards were
-simulated, 120 streams each of 0.5 % and 1 % (this one held 0.81 and 0.73 of the same).  To sum an
-autoregression of 0.9 wherever neighbours resemble each other by over 1.64 standard errors holds 0.87 and
-0.76, and asks for five times the rounds where they are correlated 0.5.  Student's t over six batches holds
-0.85 and 0.83, and asks for 1.6 to 2 times the rounds of white noise.  Neither is worth that.  For what a
-whole process has in common there are replicates.
+The slower the drift relative to the sampling, the less of it can be detected from the samples.  White noise that makes
+up half of the noise hides the other half: correlated 0.9, coverage is 0.73 to 0.84 for ratios.  Two wider guards were
+simulated, 120 streams each of 0.5 % and 1 % (this one had 0.81 and 0.73 on the same).  Summing an autoregression
+of 0.9 wherever the correlation of neighbours exceeds 1.64 standard errors gives 0.87 and 0.76, and needs five times
+the rounds at a correlation of 0.5.  Student's t over six batches gives 0.85 and 0.83, and needs 1.6 to 2 times the
+rounds under white noise.  Neither is worth the cost.  Replicates cover what a whole process has in common.
 """
 
 from __future__ import annotations
@@ -42,30 +40,30 @@ from attnbench.stats.ratio import paired_ratio
 from attnbench.stats.summary import median_interval, percentile
 
 FEWEST_ROUNDS = 10
-"""The first look."""
+"""Rounds at the first look."""
 
 FEWEST_INDEPENDENT = 30
-"""Samples' worth that a median needs, and a ratio for each time that dependence doubles its variance."""
+"""Equivalent independent samples that a median needs, and a ratio for each doubling of its variance by dependence."""
 
 GROWTH = 1.5
-"""Samples at a look over samples at the look before."""
+"""Samples at a look divided by samples at the look before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRule:
-    """Decides between rounds whether a group goes on.  Holds no state: the samples are all of it."""
+    """Decides between rounds whether to continue a group.  Stateless: the samples determine the decision."""
 
     rel_ci: float = 0.01
-    "half the width of the 95 % interval over its centre that counts as known"
+    "half the width of the 95 % interval over its centre at which the centre counts as known"
     max_seconds: float = 2.0
-    "sampling time of the group; ends it after any round"
+    "sampling time of the group; ends sampling after any round"
     iterations: int | None = None
-    "exactly this many rounds, whatever the other two say"
+    "exactly this many rounds, regardless of the other two"
     tick: float = 0.0
     "resolution of the timer in the unit of the samples"
 
     def next_look(self, num_rounds: int) -> int:
-        """Number of rounds, above `num_rounds`, at which the samples are looked at next."""
+        """Return the number of rounds, above `num_rounds`, at which the samples are looked at next."""
         if self.iterations is not None:
             return self.iterations
         look = FEWEST_ROUNDS
@@ -74,10 +72,10 @@ class StopRule:
         return look
 
     def decide(self, group: Sequence[Sequence[float]], elapsed_s: float) -> str | None:
-        """Say why the group is done, or None to go on; to be asked after any round.
+        """Return why the group is done, or None to continue; may be called after any round.
 
         Args:
-            group: Samples of each subject by round, the first subject being the one compared with.
+            group: Samples of each subject by round; the others are compared with the first subject.
             elapsed_s: Sampling time so far.
 
         Returns:
@@ -113,7 +111,7 @@ class StopRule:
         interval = median_interval(samples)
         if interval is None or len(samples) < FEWEST_INDEPENDENT * variance_inflation(samples):
             return False
-        # A timer cannot tell times apart that are closer than its tick: more samples change nothing.
+        # A timer cannot distinguish times that are closer than its tick: more samples change nothing.
         tolerance = max(self.rel_ci * percentile(sorted(samples), 0.5), self.tick / 2.0)
         return (interval[1] - interval[0]) / 2.0 <= tolerance * (1.0 + 1e-9)
 

@@ -1,8 +1,8 @@
-"""One stream of samples in numbers: median with its interval, mean, spread, percentiles.
+"""Summary of one stream of samples: median with its interval, mean, spread, percentiles.
 
-The interval of the median is the pair of order statistics whose exact binomial coverage is the
-smallest that is at least the confidence asked for.  It is guaranteed for any continuous
-distribution, and its ends are times that were measured.  Interpolating between neighbouring pairs
+The interval of the median is the pair of order statistics with the smallest exact binomial coverage that
+is at least the requested confidence.  It is guaranteed for any continuous
+distribution, and its ends are measured times.  Interpolating between neighbouring pairs
 (Hettmansperger and Sheather, 1986) is the usual alternative.  Simulated, 40,000 streams each:
 
     coverage of 95 % (mean width)    normal          exponential     two peaks, 52/48
@@ -13,16 +13,15 @@ distribution, and its ends are times that were measured.  Interpolating between 
     100 samples, exact pair          0.966 (0.53)    0.964 (0.43)    0.965 (4.59)
     100 samples, interpolated        0.951 (0.49)    0.950 (0.39)    0.951 (4.49)
 
-Interpolation is 6 to 18 % narrower, but falls short on two close peaks, which is what kernel times
-look like when a clock has two states, and after looking at the data to decide when to stop (0.913
-where the exact pair keeps 0.942).  The exact pair is kept.  It is then widened for serial
-dependence (see `dependence`): under a drifting clock an interval that takes the samples for
-independent is several times too narrow.
+Interpolation is 6 to 18 % narrower, but its coverage is too low for two close peaks, the distribution of
+kernel times when a clock has two states, and when the data decide when to stop (0.913 where the exact pair keeps
+0.942).  So the exact pair is used.  It is then widened for serial dependence (see `dependence`): under a drifting
+clock an interval that assumes independent samples is several times too narrow.
 
 A timer rounds: order statistics of its readings lie on its grid, and a hundred equal readings would
-leave an interval of no width.  A reading is less than one tick away from the time itself, however the
-timer rounds (down, to the nearest, or both stamps of a duration down).  So is each order statistic of
-the readings from that of the times, and the pair, moved outwards by a tick, keeps its coverage for any
+give an interval without width.  A reading is less than one tick away from the time itself, however the
+timer rounds (down, to the nearest, or both stamps of a duration down).  The same holds between order statistics of
+the readings and of the times, so the pair, moved outwards by a tick, keeps its coverage for any
 rounding and any distribution.  Half a tick is not enough: with two peaks 55/45 under stamps rounded
 down the median of the readings is up to 0.9 ticks above that of the times.  `benchmarks/intervals.py`
 simulates both.
@@ -39,18 +38,18 @@ from statistics import NormalDist
 from attnbench.stats.dependence import variance_inflation
 
 FEWEST_FOR_INTERVAL = 6
-"""Smallest and largest of five samples hold the median with 93.75 % only."""
+"""Smallest and largest of five samples contain the median with only 93.75 % probability."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """What a stream of samples says; times in the unit of the samples (milliseconds in a run)."""
+    """Statistics of a stream of samples; times in the unit of the samples (milliseconds in a run)."""
 
     num_samples: int
     median: float
     mean: float
     std: float | None
-    "n-1; None for one sample"
+    "with n-1; None for one sample"
     min: float
     max: float
     p95: float
@@ -60,7 +59,7 @@ class Summary:
     "95 % interval of the median; None below six samples"
 
     def in_ms(self) -> dict[str, float | int | None]:
-        """The statistics by the names that `record.Time` has for them, of samples in milliseconds."""
+        """Return the statistics under their names in `record.Time`, for samples in milliseconds."""
         names = ("median", "mean", "std", "min", "max", "p95", "p99", "ci_low", "ci_high")
         return {"num_samples": self.num_samples, **{f"{name}_ms": getattr(self, name) for name in names}}
 
@@ -69,8 +68,8 @@ def summarise(samples_ms: Sequence[float], *, tick: float = 0.0) -> Summary:
     """Summarise samples in the order of measuring; only the interval depends on that order.
 
     Args:
-        samples_ms: As the timer read them.
-        tick: Smallest step of a reading, in the same unit; the interval is wider by it on either side.
+        samples_ms: As read by the timer.
+        tick: Smallest step of a reading, in the same unit; widens the interval by it on either side.
 
     Raises:
         ValueError: there is no sample, or one is negative or not a finite number.
@@ -101,10 +100,10 @@ def summarise(samples_ms: Sequence[float], *, tick: float = 0.0) -> Summary:
 def median_interval(
     samples: Sequence[float], confidence: float = 0.95, *, tick: float = 0.0
 ) -> tuple[float, float] | None:
-    """Interval of the median by order statistics, widened for serial dependence; None below six samples.
+    """Return the interval of the median by order statistics, widened for serial dependence; None below six samples.
 
-    It is never wider than from a tick below the smallest sample to a tick above the largest, so at few
-    samples a confidence above what that pair reaches (96.9 % at six) is not met.
+    It is never wider than from a tick below the smallest sample to a tick above the largest, so few samples
+    may not reach the confidence requested (the widest pair of six has 96.9 %).
 
     Args:
         samples: In the order of measuring.
@@ -117,7 +116,7 @@ def median_interval(
 def interval_of(
     samples: Sequence[float], inflation: float, confidence: float = 0.95, *, tick: float = 0.0
 ) -> tuple[float, float] | None:
-    """`median_interval` where the inflation of the variance is known already; the order does not matter."""
+    """`median_interval` with the inflation of the variance already known; the order of samples does not matter."""
     ordered = sorted(samples)
     count = len(ordered)
     if count < FEWEST_FOR_INTERVAL:
@@ -132,10 +131,10 @@ def interval_of(
 
 @cache
 def order_rank(count: int, confidence: float = 0.95) -> int:
-    """Largest k for which the k-th smallest and k-th largest of `count` hold the median.
+    """Return the largest k for which the k-th smallest and k-th largest of `count` samples enclose the median.
 
     Returns:
-        k counted from 1; 0 when even the extremes do not reach the confidence.
+        k counted from 1; 0 if even the extremes do not reach the confidence.
     """
     tail, rank = 0.0, 0
     log_all = math.lgamma(count + 1) - count * math.log(2.0)
@@ -148,13 +147,13 @@ def order_rank(count: int, confidence: float = 0.95) -> int:
 
 
 def is_wild(value: float | None, low: float | None, high: float | None) -> bool:
-    """Whether an interval is wider than the value itself: it says nothing of how large that is."""
+    """Return whether an interval is wider than the value itself, so that the value is essentially unknown."""
     return value is not None and low is not None and high is not None and high - low > value
 
 
 @cache
 def critical_value(count: int, confidence: float = 0.95) -> float:
-    """Largest |samples above - samples below| / sqrt(count) that a median inside the interval shows."""
+    """Largest |samples above - samples below| / sqrt(count) of a median inside the interval."""
     exact = (count - 2 * order_rank(count, confidence)) / math.sqrt(count)
     return max(NormalDist().inv_cdf((1.0 + confidence) / 2.0), exact)
 

@@ -1,6 +1,6 @@
-"""Statistics from raw samples: what a file says of them is not believed, it is recomputed.
+"""Compute statistics from raw samples; a file's own statistics are never trusted.
 
-Records without samples (imported from another program's file) keep what they came with.
+Records without samples (imported from another program's file) keep the statistics they have.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from attnbench.record import Rate, Record, Run, Speedup, Status, Time
 
 
 def derive(run: Run) -> Run:
-    """Work out every statistic, rate and speed-up of `run` again from its samples."""
+    """Return `run` with every statistic, rate and speed-up computed again from its samples."""
     groups: dict[tuple[str, int], list[Record]] = {}
     for record in run.records:
         groups.setdefault((record.group, record.replicate), []).append(record)
@@ -23,14 +23,14 @@ def derive(run: Run) -> Run:
 
 
 def derive_group(records: Sequence[Record], baseline: str | None) -> list[Record]:
-    """The same for all records of one group and replicate.
+    """Return the records of one group and replicate with their statistics computed again.
 
-    A record that agrees with its samples already is handed back itself, not a copy.
+    A record that already agrees with its samples is returned itself, not a copy.
 
     Args:
-        records: one a backend.
-        baseline: whom records without a speed-up are compared with; a record that has one keeps
-            its own baseline.
+        records: one per backend.
+        baseline: the backend with which records without a speed-up are compared; a record with one keeps its own
+            baseline.
     """
     fresh = [_with_statistics(record) for record in records]
     by_backend = {record.backend: record for record in fresh}
@@ -39,7 +39,7 @@ def derive_group(records: Sequence[Record], baseline: str | None) -> list[Record
 
 
 def time_of(time: Time) -> Time:
-    """`time` with the statistics of its own samples; as it is where there are none."""
+    """Return `time` with the statistics of its own samples; unchanged without samples."""
     if not time.samples_ms:
         return time
     from attnbench.stats.summary import summarise
@@ -49,7 +49,7 @@ def time_of(time: Time) -> Time:
 
 
 def speedup_of(baseline: Record, own: Record) -> Speedup | None:
-    """`own` against `baseline`, pair by pair within rounds; None where no round or not the timer is shared."""
+    """Return `own` against `baseline`, pair by pair within rounds; None if they share no round or not the timer."""
     if baseline.time is None or own.time is None or baseline.time.timer != own.time.timer:
         return None
     theirs, ours = by_round(baseline.time), by_round(own.time)
@@ -71,15 +71,15 @@ def speedup_of(baseline: Record, own: Record) -> Speedup | None:
 
 
 def rate_at(record: Record, median_ms: float | None) -> Rate | None:
-    """The rate of `record` at another median time; its own where that is not known."""
+    """Return the rate of `record` at another median time; its own if that time is unknown."""
     stored, old = record.rate, record.time.median_ms if record.time else None
     if stored is None or record.work is None or not median_ms:
         return stored
     share = stored.percent_of_peak
     if share is not None and old:
-        share *= old / median_ms  # the peak stays what it was, only the time is corrected
+        share *= old / median_ms  # the peak stays the same, only the time changes
     if share is not None and stored.peak_counts is None and record.work.flops:
-        # Older files count useful work, whoever skipped it.  Where memory bounds the case this says too little.
+        # Older files count useful work, even if it was skipped.  For a memory-bound case the share is then too low.
         share *= record.work.least_flops / record.work.flops
     return Rate.of(record.work, median_ms, share)
 
@@ -108,7 +108,7 @@ def _with_speedup(record: Record, by_backend: Mapping[str, Record], baseline: st
 
 
 def by_round(time: Time) -> dict[int, float]:
-    """Samples by their round; a clock too coarse to see a launch (0 ms) tells nothing of ratios."""
+    """Return samples by round, without times of 0 ms (a clock too coarse for the launch), which have no ratio."""
     if not time.rounds:
         return {}
     return {index: sample for index, sample in zip(time.rounds, time.samples_ms, strict=True) if sample > 0}

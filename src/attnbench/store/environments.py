@@ -1,32 +1,32 @@
-"""The machine of a record: which environment of the run it is, and its name in words."""
+"""Find the environment in which a record was measured, and name its machine."""
 
 from __future__ import annotations
 
 from attnbench.record import Environment, Record, Run
 
 SHORTEST = 4
-"""Letters of a GPU's UUID that name it in a table."""
+"""Letters of a GPU's UUID in a table, at least."""
 
 
 def environment_of(run: Run, record: Record) -> Environment | None:
-    """The environment that `record` was measured in."""
+    """Return the environment in which `record` was measured."""
     place = record.environment
     return run.environments[place] if place is not None and 0 <= place < len(run.environments) else None
 
 
 def device_name(environment: Environment | None) -> str | None:
-    """The GPU, or the CPU where none was used."""
+    """Return the name of the GPU, or of the CPU if no GPU was used."""
     return None if environment is None else environment.gpu or environment.cpu
 
 
 def gpu_of(run: Run, record: Record) -> str | None:
-    """The UUID of the GPU that `record` was measured on."""
+    """Return the UUID of the GPU on which `record` was measured."""
     environment = environment_of(run, record)
     return None if environment is None else environment.gpu_uuid
 
 
 def gpu_names(run: Run) -> dict[str, str]:
-    """What tables call each GPU of a run, by UUID: its first letters, as many as tell them apart; empty of one GPU."""
+    """Return the table names of a run's GPUs by UUID: its first letters, enough to be unique; empty for one GPU."""
     uuids = list(dict.fromkeys(one.gpu_uuid for one in run.environments if one.gpu_uuid is not None))
     if len(uuids) < 2:
         return {}
@@ -37,12 +37,12 @@ def gpu_names(run: Run) -> dict[str, str]:
 
 
 def gpu_name(run: Run, record: Record) -> str | None:
-    """The name of the GPU of `record` among several of the run."""
+    """Return the name of the GPU of `record`, if the run has several."""
     return gpu_names(run).get(gpu_of(run, record) or "")
 
 
 def machine_words(environment: Environment) -> list[str]:
-    """The machine and the versions that a reader of a table must know."""
+    """Return the machine and the versions that belong with a table."""
     words = [name for name in (device_name(environment),) if name]
     versions = (("torch", environment.torch), ("triton", environment.triton))
     words += [f"{name} {version}" for name, version in versions if version]

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: checked before anything is measured, replaced by a rename."""
+"""Write files atomically: check the path before measuring, write a draft, rename it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnbench.text import spelled
 
 
 def is_file(path: str | Path) -> bool:
-    """Whether a file is there; a name that none can have (too long, a NUL, a folder not to be looked into) is none."""
+    """Return whether a file exists; False for an impossible name (too long, a NUL, a folder that may not be read)."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):
@@ -23,7 +23,7 @@ def is_file(path: str | Path) -> bool:
 
 
 def is_folder(path: str | Path) -> bool:
-    """The same of a folder."""
+    """Return whether a folder exists; False for an impossible name."""
     try:
         return Path(path).is_dir()
     except (OSError, ValueError):
@@ -31,12 +31,12 @@ def is_folder(path: str | Path) -> bool:
 
 
 def check_writable(path: str | Path) -> None:
-    """Find out, before hours of measuring, that `path` cannot be written; leaves nothing behind.
+    """Check, before hours of measuring, that `path` can be written; leave nothing behind.
 
-    Missing folders are not an error: `write_bytes` makes them.
+    Missing folders are not an error: `write_bytes` creates them.
 
     Raises:
-        UsageError: `path` is a folder, or its folder cannot be made or takes no files.
+        UsageError: `path` is a folder, or its folder cannot be created or written to.
     """
     path = Path(path)
     try:
@@ -55,12 +55,12 @@ def check_writable(path: str | Path) -> None:
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Put `data` at `path` as one step: a kill at any moment leaves the old file or the new one.
+    """Write `data` to `path` atomically: a kill at any moment leaves the old file or the new one.
 
-    A device or a pipe (``/dev/stdout``) is written to, not replaced; of a link the target is replaced.
+    A device or a pipe (``/dev/stdout``) is written to, not replaced; for a link, the target is replaced.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the path cannot be written.
     """
     path = Path(path)
     try:
@@ -74,16 +74,16 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """`write_bytes` of a text in UTF-8, with what cannot be shown `spelled`.
+    """Write a text in UTF-8 with `write_bytes`; characters that cannot be encoded are `spelled`.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the path cannot be written.
     """
     write_bytes(path, spelled(text).encode())
 
 
 def remove_drafts(path: str | Path) -> None:
-    """Remove what processes that were killed while they wrote `path` have left beside it."""
+    """Remove the drafts of `path` left by processes that were killed while writing."""
     path = Path(path).resolve()
     with contextlib.suppress(OSError):
         for draft in path.parent.iterdir():
@@ -107,16 +107,16 @@ def _is_running(pid: int) -> bool:
 
 
 def write_stdout(data: bytes) -> None:
-    """Hand `data` to stdout as a file would have it, whatever the letters of the terminal."""
+    """Write `data` to stdout unchanged, whatever the encoding of the terminal."""
     sys.stdout.flush()
     if (raw := getattr(sys.stdout, "buffer", None)) is not None:
         raw.write(data)
-    else:  # a notebook has text alone
+    else:  # a notebook's stdout takes text only
         sys.stdout.write(data.decode("utf-8", "replace"))
 
 
 def _check_unlocked(path: Path) -> None:
-    """A rename would replace a file that its owner made read-only."""
+    """Refuse a read-only file: a rename would replace it all the same."""
     if path.exists() and not os.access(path, os.W_OK):
         raise PermissionError(None, "Permission denied")
 
@@ -136,7 +136,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself survive a power cut, where the system can open a folder."""
+    """Make the rename itself survive a power failure, if the system can open a folder."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -150,7 +150,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether `path` is there and neither a file nor a folder: a rename would put an end to it."""
+    """Return whether `path` is a device, pipe or socket, which a rename would destroy."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def to_pandas(run: Run) -> DataFrame:
-    """One row a record, the columns of `store.rows`; what is not there is NaN or None.
+    """Return one row per record with the columns of `store.rows`; missing values are NaN or None.
 
     Raises:
         Unavailable: pandas is not installed.

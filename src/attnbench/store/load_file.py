@@ -1,8 +1,8 @@
-"""The result of a load: one JSON document, read as data with every field checked (docs/serving.md, "Load").
+"""The result of a load test: one JSON document, read as data with every field checked (docs/serving.md, "Load").
 
-Beside the run file, which has samples of launches under control, stands this one: requests that came on their own time.
-Series are kept as measured, and every statistic is recomputed on reading.  Times are milliseconds, rates
-requests a second, unless a name says otherwise; what is not known is null.
+A run file has samples of controlled launches; this file has requests that arrive on their own schedule.
+Series are stored as measured, and every statistic is recomputed on reading.  Times are milliseconds, rates
+requests per second, unless a name says otherwise; unknown values are null.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MOST_SERIES = 100_000_000
 ENDING = ".load.json"
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 RANDOM = "random"
-"Weights of a model that were drawn by seed."
+"Weights of a model drawn from a seed."
 DIGITS = 3
-"Of milliseconds in a series: a microsecond."
+"Decimal digits of milliseconds in a series: a microsecond."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread(Spelled):
-    """A series in numbers; a percentile is null where the series is too short to have it."""
+    """Statistics of a series; a percentile is null if the series is too short for it."""
 
     count: int
     mean: float | None
@@ -53,7 +53,7 @@ class Spread(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goodput(Spelled):
-    """Requests that were answered in time."""
+    """Requests answered within the time limit."""
 
     slo_ms: float
     share: float
@@ -64,11 +64,11 @@ class Goodput(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskAuc(Spelled):
-    """How well the scores of a task order the candidates whose labels are known, over all answered requests."""
+    """How well a task's scores rank the candidates with known labels, over all answered requests."""
 
     task: str
     auc: float | None
-    "area under the ROC curve, equal scores count half; null: all candidates have the label, or none"
+    "area under the ROC curve, equal scores count half; null if all candidates have the label, or none"
     positive: int
     negative: int
 
@@ -81,9 +81,9 @@ class Point(Spelled):
     "server, offline, gaps or replay"
     generator: str
     asked_rate: float | None
-    "null: all at once"
+    "null if all requests come at once"
     offered_rate: float | None
-    "what the generator issued, over the time from the first scheduled arrival to the last"
+    "requests issued, over the time from the first scheduled arrival to the last"
     achieved_rate: float | None
     "answered requests, over `whole_s`"
     load_s: float
@@ -93,9 +93,9 @@ class Point(Spelled):
     issued: int
     answered: int
     refused: Mapping[str, int] = field(default_factory=dict)
-    "how many for each reason"
+    "number of requests by reason"
     backlog: int = 0
-    "requests without an answer when the last one was issued"
+    "requests without an answer when the last request was issued"
     splits: int = 0
     "batches that were refused as a whole and served in halves"
     interrupted: bool = False
@@ -106,12 +106,12 @@ class Point(Spelled):
     queue_ms: tuple[float, ...] = field(default=(), repr=False)
     "from its scheduled time to the launch of its batch"
     late_ms: tuple[float, ...] = field(default=(), repr=False)
-    "how late the generator issued each request, answered or not"
+    "delay of the generator in issuing each request, answered or not"
     batch_size: tuple[int, ...] = field(default=(), repr=False)
     host_ms: tuple[float, ...] = field(default=(), repr=False)
     "of each batch: the launch on the host"
     device_ms: tuple[float, ...] = field(default=(), repr=False)
-    "of each batch on the GPU; none on a CPU"
+    "of each batch on the GPU; empty on a CPU"
     latency: Spread | None = None
     queue: Spread | None = None
     service: Spread | None = None
@@ -123,7 +123,7 @@ class Point(Spelled):
     cache: Mapping[str, int] = field(default_factory=dict)
     "tokens of history: hit + host_hit + missed = tokens; empty without a cache"
     auc: tuple[TaskAuc, ...] = ()
-    "of each task, where the candidates are of a log that goes on; the scores are not kept"
+    "of each task, if the candidates come from a log with known outcomes; scores are not stored"
     loadgen: Mapping[str, Any] = field(default_factory=dict)
     "LoadGen's own summary"
     notes: tuple[str, ...] = ()
@@ -131,11 +131,11 @@ class Point(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Highest(Spelled):
-    """The highest rate whose share of requests in time is 99 %."""
+    """The highest rate at which 99 % of the requests are in time."""
 
     slo_ms: float
     rate: float | None
-    "null: none of those tried"
+    "null if no rate tried reaches it"
     note: str = ""
 
 
@@ -156,19 +156,19 @@ class LoadRun(Spelled):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """The id is part of a file name."""
+        """Check the id, which is part of a file name."""
         if not RUN_ID.fullmatch(self.id):
             raise RunFileError(f"load.id={shown(self.id)} is not the id of a run; 4 to 16 of the digits 0-9 and a-f")
         Spelled.__post_init__(self)
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """A series in numbers; None for an empty one."""
+    """Return the statistics of a series; None for an empty one."""
     if not values:
         return None
     ordered = sorted(values)
     count = len(ordered)
-    # Of fewer samples the percentile would be their maximum under another name.
+    # With fewer samples the percentile would equal their maximum.
     found = {
         name: percentile(ordered, share) if share == 0.5 or count * (1 - share) >= 1 - 1e-9 else None
         for name, share in PERCENTILES.items()
@@ -177,7 +177,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 def derived(point: Point, slos_ms: Sequence[float]) -> Point:
-    """The point with every statistic computed from its series."""
+    """Return the point with every statistic computed from its series."""
     service = [whole - queue for whole, queue in zip(point.latency_ms, point.queue_ms, strict=True)]
     return dataclasses.replace(
         point,
@@ -201,7 +201,7 @@ def _goodput(point: Point, slo_ms: float) -> Goodput:
 
 
 def dumps(run: LoadRun) -> str:
-    """The text of the file: one point a line."""
+    """Return the text of the file: one point per line."""
     data = record.to_dict(run)
     points = [json.dumps(point, ensure_ascii=False, allow_nan=False) for point in data.pop("points")]
     head = json.dumps(data, ensure_ascii=False, allow_nan=False, indent=1)
@@ -209,7 +209,7 @@ def dumps(run: LoadRun) -> str:
 
 
 def write(run: LoadRun, path: str | Path) -> Path:
-    """Write the file as one step.
+    """Write the file atomically.
 
     Raises:
         UsageError: the path cannot be written.
@@ -219,7 +219,7 @@ def write(run: LoadRun, path: str | Path) -> Path:
 
 
 def is_load(text: str) -> bool:
-    """Whether a text is the beginning of such a file, as `dumps` writes it or any JSON tool does."""
+    """Return whether a text begins like such a file, written by `dumps` or any other JSON tool."""
     return re.match(r'\s*\{\s*"schema"\s*:\s*\d+\s*,\s*"load"\s*:', text) is not None
 
 
@@ -227,7 +227,7 @@ def read(path: str | Path) -> LoadRun:
     """Read a file.
 
     Raises:
-        RunFileError: it is missing, cut short, of a newer schema, or not the result of a load.
+        RunFileError: it is missing, truncated, of a newer schema, or not the result of a load.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -238,10 +238,10 @@ def read(path: str | Path) -> LoadRun:
 
 
 def loads(text: str, who: str = "load file") -> LoadRun:
-    """The result of a load from its text; `who` is named in errors.
+    """Return the result of a load from its text; errors name `who`.
 
     Raises:
-        RunFileError: as of `read`.
+        RunFileError: see `read`.
     """
     data = parse(text, who, ACCEPTED)
     try:
@@ -262,7 +262,7 @@ def loads(text: str, who: str = "load file") -> LoadRun:
 
 
 def _check(point: Point, where: str) -> None:
-    """Refuse counts that do not add up and series that do not belong together."""
+    """Refuse counts that do not add up and series of inconsistent lengths."""
     if min(point.issued, point.answered, point.backlog, point.splits, *point.refused.values(), 0) < 0:
         raise RunFileError(f"{where}: a count is below 0; counts of requests")
     if point.issued != point.answered + sum(point.refused.values()):
@@ -287,7 +287,7 @@ def _check(point: Point, where: str) -> None:
 
 
 def default_path(run: LoadRun, folder: str | Path) -> Path:
-    """`<started>-<model>-<id>.load.json`; the ending tells it from a run file."""
+    """Return `<started>-<model>-<id>.load.json`; the suffix distinguishes it from a run file."""
     started = re.sub(r"[^0-9TZ]", "", run.started)[:32]
     model = re.sub(r"[^A-Za-z0-9._-]+", "-", run.model).strip("-.")[:40] or "model"
     return Path(folder) / f"{started}-{model}-{run.id}{ENDING}"

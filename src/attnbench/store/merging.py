@@ -1,4 +1,4 @@
-"""Shards put together: one run again, in the order of the plan that was cut."""
+"""Merge the shards of a run, in the order of the plan."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from attnbench.store.derive import derive
 
 WHO = "attnbench merge"
 MOST_NAMED = 10
-"Missing shards of a message."
+"Missing shards named in a message."
 
 
 def merge(runs: Sequence[tuple[str, Run]], *, run_id: str) -> Run:
-    """The run that shards are of.
+    """Return the run of which the given runs are the shards.
 
     Args:
         runs: all shards, each with its name for messages.
-        run_id: of the result.
+        run_id: id of the result.
 
     Raises:
-        UsageError: one is no shard, is damaged, is of another plan or there twice; or one is missing, or they were not
-            cut from one plan.
+        UsageError: a run is not a shard, is damaged, or comes from another plan or twice; or a shard is missing, or the
+            shards were not cut from one plan.
     """
     first_name, first = runs[0]
     seen: dict[int, str] = {}
@@ -69,7 +69,7 @@ def _shard(name: str, run: Run) -> Shard:
 
 
 def _check_cut(runs: Sequence[tuple[str, Run]], whole: Shard) -> None:
-    """Refuse shards that do not make up the plan: another version of attnbench may have cut it otherwise."""
+    """Refuse shards that do not make up the plan: another version of attnbench may cut it differently."""
     homes: dict[str, str] = {}
     for name, run in runs:
         for group in (one.group for one in run.plan):
@@ -83,7 +83,7 @@ def _check_cut(runs: Sequence[tuple[str, Run]], whole: Shard) -> None:
 
 
 def _difference(run: Run, first: Run, shard: Shard, whole: Shard) -> str | None:
-    """What two shards that belong together have in common, and these have not."""
+    """Return a property that all shards of a run share and these two do not; None if there is none."""
     for name, one, other in (
         ("suite", run.suite, first.suite),
         ("number of shards", shard.count, whole.count),
@@ -109,7 +109,7 @@ def _asked(run: Run, flag: str) -> list[str]:
 
 
 def _settings(run: Run) -> object:
-    """All but the device's number: which GPU of its machine a shard took is its own affair."""
+    """Return all settings but the device's number: each shard may use another GPU of its machine."""
     return dataclasses.replace(run.settings, device=run.settings.device.partition(":")[0])
 
 

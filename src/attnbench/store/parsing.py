@@ -1,4 +1,4 @@
-"""JSON from outside: numbers that are quantities, nothing too deep, and one line where it is cut or spoilt."""
+"""Parse untrusted JSON: no impossible numbers, limited nesting, and a one-line error if truncated or malformed."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from attnbench.errors import RunFileError, refusal
 
 LARGEST = 1e100
 SMALLEST = 1e-100
-"Of all numbers of a file, the one refused and the other read as 0: what is computed from them stays finite."
+"Limits of numbers in a file; larger ones are refused, smaller ones read as 0, so that results stay finite."
 EXTREME = re.compile(r"[eE][+-]?[0-9]{3}|[0-9]{90}")
 
 
 def parse(text: str, who: str, accepted: str) -> Any:
-    """Data of a JSON document.
+    """Return the data of a JSON document.
 
     Args:
-        text: of the document.
-        who: is named in errors.
-        accepted: what it should have been, for errors.
+        text: text of the document.
+        who: subject of error messages.
+        accepted: the expected document, for error messages.
 
     Raises:
-        RunFileError: it is cut short, no JSON, nested too deeply, or holds a number that no quantity has.
+        RunFileError: it is truncated, not JSON, nested too deeply, or holds an impossible number.
     """
-    # The usual file has no such number, and is read by a quicker reader.
+    # Most files have no such number and are parsed without Python callbacks, which is faster.
     parse_float, parse_int = (_float, _int) if EXTREME.search(text) else (None, None)
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=parse_float, parse_int=parse_int)

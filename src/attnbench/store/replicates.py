@@ -1,8 +1,8 @@
-"""A case measured by several fresh processes, as one line a backend.
+"""Combine the processes that measured a case into one row per backend.
 
-A process counts once, however many samples it took: the time is the median of the processes' medians,
-beside it how far those lie apart, and the speed-up is that of `stats.replicates.combine_replicates`.
-What is made here is for tables; the run file and every export of rows keep each process's own figures.
+A process counts once, however many samples it took: the time is the median of the processes' medians, with the spread
+of these medians, and the speed-up is that of `stats.replicates.combine_replicates`.  The results are for tables; the
+run file and exports of rows keep each process's own figures.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from attnbench.record import Error, Memory, Record, Run, Speedup, Time
 from attnbench.store.derive import by_round, rate_at
 
 Tie = tuple[str, tuple[str, ...]]
-"""The fastest and who cannot be distinguished from it."""
+"""The fastest backend, and those that cannot be distinguished from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Who stands behind one line."""
+    """The processes behind one row."""
 
     records: Sequence[Record]
-    "those with a time, one a process"
+    "records with a time, one per process"
     of: int
-    "processes that measured the case"
+    "number of processes that measured the case"
 
     @property
     def spread_ms(self) -> float | None:
-        """Highest less lowest median of the processes; None where fewer than two have one."""
+        """Highest minus lowest median of the processes; None if fewer than two have one."""
         medians = [record.time.median_ms for record in self.records if record.time and record.time.median_ms]
         return max(medians) - min(medians) if len(medians) > 1 else None
 
@@ -40,17 +40,17 @@ class Processes:
 
 
 def is_replicated(run: Run) -> bool:
-    """Whether more than one process has left records, of whatever case."""
+    """Return whether more than one process has left records of any case."""
     return len({record.replicate for record in run.records}) > 1
 
 
 def case_of(record: Record) -> str:
-    """The group of a record as its first replicate calls it: the same for all replicates of a case."""
+    """Return the group of a record under the name of its first replicate, the same for all replicates of a case."""
     return record.group.removesuffix(f"#{record.replicate}") if record.replicate else record.group
 
 
 def by_backend(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """Records of one case, a list a backend in the order of the run."""
+    """Return the records of one case by backend, in the order of the run."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.backend, []).append(record)
@@ -58,12 +58,12 @@ def by_backend(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def combine(records: Sequence[Record]) -> list[Record]:
-    """One record a backend from those of all processes of a case.
+    """Combine the records of all processes of a case into one record per backend.
 
-    What is known only within a process (samples, intervals of the median, percentiles) is None.
+    Values known only within a process (samples, intervals of the median, percentiles) are None.
 
     Args:
-        records: all with a time, under the same conditions.
+        records: records with a time, under the same conditions.
     """
     there = {(record.backend, record.replicate): record for record in records}
     return [_combined(members, there) for members in by_backend(records).values()]
@@ -91,17 +91,17 @@ def tie(records: Sequence[Record], *, replicated: bool) -> Tie | None:
 
 
 def verdicts_of_fastest(records: Sequence[Record], fastest: str, *, replicated: bool) -> dict[str, str]:
-    """Whether a backend is faster than each other one of its case: faster, same, unclear or slower.
+    """Return whether a backend is faster than each other one of its case: faster, same, unclear or slower.
 
     One whose own time is not known to within itself has no verdict against anyone: unclear.
 
     Args:
-        records: of one case under the same conditions, of all its processes.
+        records: records of one case under the same conditions, of all its processes.
         fastest: the backend.
-        replicated: processes are compared, not the samples of one.
+        replicated: compare processes, not the samples of one.
 
     Returns:
-        By the other backend; one that shares no round with it is not there.
+        Verdict by the other backend; backends that share no round with it are omitted.
     """
     from attnbench.stats.ratio import paired_ratio
     from attnbench.stats.replicates import combine_replicates
@@ -195,7 +195,7 @@ def _worst(errors: Sequence[Mapping[str, Error]]) -> dict[str, Error]:
 
 
 def _speedup(members: Sequence[Record], there: Mapping[tuple[str, int], Record]) -> Speedup | None:
-    """The processes' ratios combined; of the baseline itself what it has."""
+    """Return the combined ratios of the processes; for the baseline itself, its own."""
     from attnbench.stats.ratio import RatioEstimate
     from attnbench.stats.replicates import combine_replicates
 

@@ -1,8 +1,7 @@
-"""A run as a flat table: one row a record, blocks flattened to ``time.median_ms``, raw series left out.
+"""A run as a flat table: one row per record, blocks flattened to ``time.median_ms``, raw series omitted.
 
-The columns that every run can have come in one fixed order, so tables of two runs can be put
-together; those that depend on the workload (fields of the case, outputs, phases) are inserted where
-they belong, in the order in which the run names them.
+Columns that every run can have come in one fixed order, so tables of two runs can be concatenated.  Columns that
+depend on the workload (fields of the case, outputs, phases) are inserted at their place, in the order of the run.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ ENVIRONMENT = tuple(field.name for field in dataclasses.fields(Environment) if f
 
 
 def rows(run: Run) -> list[Row]:
-    """One dict a record, every one with all of `columns(run)`; what is not there is None."""
+    """Return one dict per record, each with all of `columns(run)`; missing values are None."""
     names = columns(run)
     return [{name: row.get(name) for name in names} for row in map(_flat, [run] * len(run.records), run.records)]
 
 
 def columns(run: Run) -> list[str]:
-    """Names of all columns, in order."""
+    """Return the names of all columns, in order."""
     records = run.records
     return [
         *("run.id", "run.suite", "run.started", "workload", "case_id", "group", "replicate"),

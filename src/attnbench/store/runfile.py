@@ -1,7 +1,7 @@
-"""The run file: one JSON document a run, one line a record (docs/run-file.md).
+"""The run file: one JSON document per run, one line per record (docs/run-file.md).
 
-Written whole, through a temporary file and a rename, so that a kill at any moment leaves the file
-of before or the file of after.  Read as data, every field checked, every statistic derived again.
+Written whole, through a temporary file and a rename, so that a kill at any moment leaves the old file or the new one.
+Read as untrusted data: every field is checked and every statistic computed again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from attnbench.store.files import write_bytes
 from attnbench.store.parsing import parse
 from attnbench.text import shown
 
-# A tenth of a nanosecond, a microsecond, …: below what any source resolves, so files stay small
-# and lose nothing.
+# A tenth of a nanosecond, a microsecond, …: below the resolution of any source, so files stay small and lose nothing.
 DIGITS = {"samples_ms": 7, "kernel_ms": 7, "at_s": 6, "sm_mhz": 2, "watts": 3, "celsius": 1}
 LONGEST_MS = 1e12
-"Thirty years: what is longer was not measured."
+"Thirty years: a longer time is not a measurement."
 SERIES = {"at_s": (0.0, LONGEST_MS), "sm_mhz": (1e-3, 1e12), "watts": (0.0, 1e12), "celsius": (-300.0, 1e12)}
-"Least and most of what was read beside samples."
+"Minimum and maximum of series recorded beside samples."
 TIMES = tuple(
     field.name for field in dataclasses.fields(Time) if field.name.endswith("_ms") and field.name != "samples_ms"
 )
@@ -41,24 +40,24 @@ COUNTS = {
     "rate": ("tflops", "executed_tflops", "gbps", "percent_of_peak"),
     "speedup": ("ratio", "ci_low", "ci_high"),
 }
-"Fields of a record's blocks that count, or measure what has no negative."
+"Non-negative fields of a record's blocks: counts, sizes and rates."
 OF = {block: attrgetter(*names) for block, names in COUNTS.items()}
 LARGEST_COUNT = 1e30
-"Also of a ratio: `stats.ratio.factor` gives none beyond it."
+"Also the limit of a ratio: `stats.ratio.factor` returns none beyond it."
 LONGEST_STARTED = 32
 ACCEPTED = "a run file written by attnbench run"
 
 
 class Writer:
-    """Writes a run that grows: lines of records already seen are kept, not built again."""
+    """Writes a growing run: lines of records that were already written are reused."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        # The record is kept beside its line, or its id could come back as another record's.
+        # Keep the record beside its line, or its id() could be reused by another record.
         self._lines: dict[int, tuple[Record, str]] = {}
 
     def write(self, run: Run) -> Path:
-        """Replace the file by `run`.
+        """Replace the file by `run`, and return its path.
 
         Raises:
             UsageError: the path cannot be written.
@@ -78,37 +77,37 @@ def write(run: Run, path: str | Path) -> Path:
 
 
 def dumps(run: Run) -> str:
-    """The text of the run file."""
+    """Return the text of the run file."""
     return document(head(run), [line(item) for item in run.records])
 
 
 def head(run: Run) -> str:
-    """What a run file says of the run itself, without its records."""
+    """Return the part of a run file about the run itself, without its records."""
     data = record.to_dict(dataclasses.replace(run, records=()))
     del data["records"]
     return _open(data)
 
 
 def line(item: Record) -> str:
-    """The line of a record."""
+    """Return the line of a record."""
     return _json(_rounded(record.to_dict(item)))
 
 
 def document(head: str, lines: list[str]) -> str:
-    """A run file from its parts, as `head` and `line` make them."""
+    """Return a run file from its parts, the results of `head` and `line`."""
     body = ",\n".join(lines)
     return f'{{"schema": {SCHEMA},\n"run": {head},\n"records": [\n{body}\n]}}\n'
 
 
 def read(path: str | Path, *, statistics: bool = True) -> Run:
-    """Read a run file; statistics are those of the samples, whatever the file says.
+    """Read a run file; statistics are computed from the samples, whatever the file says.
 
     Args:
-        path: of the file.
-        statistics: work them out; False for who takes nothing but samples, status and conditions from the run.
+        path: path of the file.
+        statistics: compute them; False if the caller needs only samples, status and conditions.
 
     Raises:
-        RunFileError: the file is missing, cut short, of a newer schema, or not a run file.
+        RunFileError: the file is missing, truncated, of a newer schema, or not a run file.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -119,7 +118,7 @@ def read(path: str | Path, *, statistics: bool = True) -> Run:
 
 
 def loads(text: str, who: str = "run file", *, statistics: bool = True) -> Run:
-    """Build a run from the text of a run file; `who` is named in errors, `statistics` as in `read`."""
+    """Build a run from the text of a run file; errors name `who`, `statistics` as in `read`."""
     data = parse(text, who, ACCEPTED)
     try:
         head, records = _envelope(data)
@@ -134,24 +133,24 @@ def loads(text: str, who: str = "run file", *, statistics: bool = True) -> Run:
 
 
 def default_path(run: Run, out_dir: str | Path = "results") -> Path:
-    """`<started>-<suite>-<id>.json` in `out_dir`, fit for every file system."""
+    """Return `<started>-<suite>-<id>.json` in `out_dir`, valid on every file system."""
     started = re.sub(r"[^0-9TZ]", "", run.started.split("+")[0].split(".")[0])
     suite = re.sub(r"[^A-Za-z0-9._-]+", "-", run.suite).strip("-.") or "run"
     return Path(out_dir) / f"{started[:LONGEST_STARTED]}-{suite[:80]}-{run.id}.json"
 
 
 def new_id() -> str:
-    """Eight random hexadecimal digits."""
+    """Return eight random hexadecimal digits."""
     return secrets.token_hex(4)
 
 
 def now() -> str:
-    """The time of `Run.started`: ISO 8601, UTC, to the second."""
+    """Return the current time in the form of `Run.started`: ISO 8601, UTC, to the second."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _open(data: dict[str, Any]) -> str:
-    """One field a line; of a list of objects one object a line."""
+    """Return JSON with one field per line; a list of objects has one object per line."""
     fields = []
     for name, value in data.items():
         listed = isinstance(value, list) and value and isinstance(value[0], dict)
@@ -196,7 +195,7 @@ def _envelope(data: Any) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _check(item: Record, where: str) -> None:
-    """Refuse samples that no clock gives and series that do not belong together."""
+    """Refuse impossible samples and series of inconsistent lengths."""
     times = {"time": item.time, **{f"phases.{name}": time for name, time in item.phases.items()}}
     times |= {f"timers.{name}": time for name, time in item.timers.items()}
     for name, time in times.items():
@@ -215,7 +214,7 @@ def _check(item: Record, where: str) -> None:
 
 
 def _check_counts(names: Iterable[str], values: Iterable[float | None], where: str) -> None:
-    """Refuse numbers that are no count, size, rate or ratio."""
+    """Refuse numbers that cannot be a count, size, rate or ratio."""
     for name, value in zip(names, values, strict=True):
         if value is not None and not 0 <= value <= LARGEST_COUNT:
             raise RunFileError(f"{where}.{name}={shown(value)} is no quantity; 0 to {LARGEST_COUNT:g}")
@@ -248,7 +247,7 @@ def _check_series(item: Time | Yardstick, where: str, beside: Sequence[str]) -> 
 
 
 def _check_beside(item: Time | Yardstick | PowerSeries, name: str, where: str, wanted: int) -> None:
-    """Refuse a series that does not stand beside samples, or holds what cannot be."""
+    """Refuse a series whose length does not match the samples, or with impossible values."""
     values = getattr(item, name)
     if values and len(values) != wanted:
         raise RunFileError(f"{where}.{name} has {len(values)} values; none or as many as samples, {wanted}")

@@ -1,4 +1,4 @@
-"""Runs that exist: found by path or by id, as files or in the history."""
+"""Find existing runs by path or id, as files or in the history."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from attnbench.store.load_file import ENDING, LoadRun
 from attnbench.text import RUN_ID
 
 NAMED = {"latest": 1, "previous": 2}
-"""Words for runs of a folder, by how many from the end they are."""
+"""Names for the newest runs of a folder, by position from the end."""
 RUN_FILE = re.compile(r"\d{8}T\d{6}Z-.*\.json")
-"""What `runfile.default_path` calls a file: when it was begun comes first."""
+"""Names of files by `runfile.default_path`: the start time comes first."""
 
 
 def names_a_run(text: str) -> bool:
-    """Whether it is a name and not a path: latest, previous or an id, and no file is called so."""
+    """Return whether a text is a name and not a path: latest, previous or an id, and no file has this name."""
     return (text in NAMED or RUN_ID.fullmatch(text) is not None) and not is_file(Path(text))
 
 
@@ -30,10 +30,10 @@ def find_run(text: str, folder: str, who: str) -> Path:
     Args:
         text: a path, the id of a run in `folder`, latest or previous.
         folder: where run files are kept.
-        who: for the message.
+        who: subject of error messages.
 
     Raises:
-        UsageError: there is none, or two of one id.
+        UsageError: no run matches, or two have this id.
     """
     path = _file(text, folder, who)
     if path is not None:
@@ -47,19 +47,19 @@ def find_run(text: str, folder: str, who: str) -> Path:
 
 
 def read_run(text: str, folder: str, who: str, *, statistics: bool = True) -> tuple[Path, Run]:
-    """Read a run: its file, or where that is gone what the history has of it.
+    """Read a run from its file, or from the history if the file is gone.
 
     Args:
         text: a path, the id of a run in `folder` or in the history, latest or previous.
         folder: where run files are kept.
-        who: for the message.
-        statistics: as for `runfile.read`.
+        who: subject of error messages.
+        statistics: see `runfile.read`.
 
     Returns:
-        Where its file is, or was; and the run.
+        The path where its file is, or was; and the run.
 
     Raises:
-        UsageError: there is none, two of one id, or it cannot be read.
+        UsageError: no run matches, two have this id, or it cannot be read.
     """
     from attnbench.store.runfile import default_path, loads, read
 
@@ -74,15 +74,15 @@ def read_run(text: str, folder: str, who: str, *, statistics: bool = True) -> tu
 
 
 def read_load(text: str, folder: str, who: str) -> tuple[Path, LoadRun] | None:
-    """Where the result of a load is, and what it says; None where the name is not that of one.
+    """Return the path and the result of a load; None if the name is not that of a load.
 
     Args:
         text: a path, an id in `folder`, latest or previous.
         folder: where results are kept.
-        who: for the message.
+        who: subject of error messages.
 
     Raises:
-        UsageError: there are two of one id, or it cannot be read.
+        UsageError: two results have this id, or it cannot be read.
     """
     from attnbench.store.load_file import is_load, loads
 
@@ -90,12 +90,12 @@ def read_load(text: str, folder: str, who: str) -> tuple[Path, LoadRun] | None:
     try:
         found = None if path is None else path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError):
-        return None  # whoever reads it as a run says what is wrong
+        return None  # reading it as a run reports the error
     return (path, loads(found, who=str(path))) if path is not None and found and is_load(found[:200]) else None
 
 
 def _file(text: str, folder: str, who: str, *more: str) -> Path | None:
-    """The file that a name means; `more` are endings that files beside run files may have."""
+    """Return the file that a name means; `more` are further suffixes, of files beside run files."""
     path = Path(text)
     if is_file(path):
         return path
@@ -110,10 +110,10 @@ def _file(text: str, folder: str, who: str, *more: str) -> Path | None:
 
 
 def _named(text: str, folder: str, who: str, more: Sequence[str] = ()) -> Path:
-    """The run file that was begun last, or the one before it; `more` as of `_file`.
+    """Return the run file that was started last, or the one before; see `_file` for `more`.
 
     Raises:
-        UsageError: there are fewer.
+        UsageError: there are fewer runs.
     """
     found = [
         path
@@ -128,7 +128,7 @@ def _named(text: str, folder: str, who: str, more: Sequence[str] = ()) -> Path:
 
 
 def _begun(path: Path) -> tuple[str, int]:
-    """When a run was begun; of two in one second the file written later counts as later."""
+    """Return the start time of a run; within one second, the modification time of the file decides."""
     try:
         written = path.stat().st_mtime_ns
     except OSError:
@@ -137,7 +137,7 @@ def _begun(path: Path) -> tuple[str, int]:
 
 
 def _kept(text: str, folder: str) -> tuple[tuple[str, str] | None, str]:
-    """Id and text of a run in the history of a folder; else nothing, and why it could not be asked."""
+    """Return id and text of a run in the history of a folder; else None, and why the history could not be read."""
     if not RUN_ID.fullmatch(text):
         return None, ""
     from attnbench.store.history.opening import open_history
@@ -152,7 +152,7 @@ def _kept(text: str, folder: str) -> tuple[tuple[str, str] | None, str]:
         with open_history(place, write=False, patience_s=SHORT_PATIENCE_S) as history:
             return (text_of(history, text) if ids(history, text) else None), ""
     except AttnbenchError as error:
-        return None, f"the history could not be asked: {error}"
+        return None, f"the history could not be read: {error}"
 
 
 def _nowhere(text: str, folder: str, who: str, why_not: str) -> UsageError:

@@ -1,7 +1,7 @@
 """The JSON Schemas of the run file and of a load's result, generated from the dataclasses that read and write them.
 
-Published as docs/run-file.schema.json and docs/load-file.schema.json; tests hold that they are these.  To publish a
-change::
+They are published as docs/run-file.schema.json and docs/load-file.schema.json, which tests compare with this module.
+To publish a change::
 
     python -c "from attnbench.store import schema; schema.publish('docs/run-file.schema.json')"
     python -c "from attnbench.store import schema; schema.publish('docs/load-file.schema.json', schema.load_schema())"
@@ -37,7 +37,7 @@ PLAIN: Mapping[Any, dict[str, Any]] = {
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of a run file as plain data (JSON Schema 2020-12)."""
+    """Return the schema of a run file as plain data (JSON Schema 2020-12)."""
     documents = _field_documents(record)
     known = {name: item for name, item in vars(record).items() if dataclasses.is_dataclass(item)}
     definitions = {name: _object(item, documents[name]) for name, item in known.items()}  # type: ignore[arg-type]  # `known` has classes alone
@@ -60,7 +60,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def load_schema() -> dict[str, Any]:
-    """The schema of a load's result (`store.load_file`)."""
+    """Return the schema of a load's result (`store.load_file`)."""
     documents = _field_documents(load_file) | {Environment.__name__: _field_documents(record)[Environment.__name__]}
     kinds = (load_file.LoadRun, load_file.Point, load_file.Spread, load_file.Goodput, load_file.Highest, Environment)
     definitions = {kind.__name__: _object(kind, documents[kind.__name__]) for kind in kinds}
@@ -80,7 +80,7 @@ def load_schema() -> dict[str, Any]:
 
 
 def publish(path: str | Path, schema: Mapping[str, Any] | None = None) -> None:
-    """Write a schema, by default that of the run file, where people look for it."""
+    """Write a schema, by default that of the run file, to a path."""
     text = json.dumps(json_schema() if schema is None else schema, indent=1, ensure_ascii=False)
     write_bytes(path, (text + "\n").encode())
 
@@ -112,7 +112,7 @@ def _type(hint: Any) -> dict[str, Any]:
         return {"enum": list(args)}
     if origin is tuple:
         return {"type": "array", "items": _type(args[0])}
-    if origin in (types.UnionType, typing.Union):  # of a Literal it is the latter
+    if origin in (types.UnionType, typing.Union):  # a union with a Literal is the latter
         return _union([_type(item) for item in args])
     if origin is not None and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": _type(args[1])}
@@ -128,7 +128,7 @@ def _union(kinds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _by_status() -> dict[str, Any]:
-    """The law of `Record.__post_init__`: only a passed record has times, every other has a reason."""
+    """Return the rules of `Record.__post_init__`: only a passed record has times, every other has a reason."""
     lost = {
         "time": {"type": "null"},
         "speedup": {"type": "null"},
@@ -140,7 +140,7 @@ def _by_status() -> dict[str, Any]:
 
 
 def _field_documents(module: types.ModuleType) -> dict[str, dict[str, str]]:
-    """The string under each field of each class of a module, which the interpreter throws away."""
+    """Return the string below each field of each class of a module, which Python discards."""
     documents: dict[str, dict[str, str]] = {}
     for item in ast.parse(inspect.getsource(module)).body:
         if isinstance(item, ast.ClassDef):

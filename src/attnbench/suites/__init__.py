@@ -1,1 +1,1 @@
-"""Named sets of cases and backends (TOML), and the plan that a request becomes."""
+"""Named sets of cases and backends (TOML), and the plan that is built from a request."""

@@ -1,4 +1,4 @@
-"""Which backends a suite measures, and which of their configurations each of its cases has."""
+"""Choose the backends of a suite, and their configurations for each of its cases."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Who is measured, before the cases say which configurations a wildcard means."""
+    """The backends to measure, before wildcards are expanded to the configurations of each case."""
 
     asked: Mapping[str, tuple[str, ...]]
-    "selectors of `select` by what asked for them"
+    "selectors of `select` by the text that names them"
     known: Mapping[str, Backend]
     baseline: str | None
-    "what the request or the suite says"
+    "as the request or the suite names it"
     dropped: tuple[str, ...]
 
     def names(self, case: Case) -> tuple[str, ...]:
-        """The backends and configurations of a case's group."""
+        """Return the backends and configurations of a case's group."""
         selectors = dict.fromkeys(one for meant in self.asked.values() for one in meant)
         return tuple(name for name in with_configs(selectors, case, self.known) if not is_skipped(name, self.dropped))
 
     def check(self, cases: Mapping[str, Any]) -> None:
-        """Refuse configurations that no case has; of a user's file only its worker knows one that is named.
+        """Refuse configurations that no case has; for a user's file only its worker knows named ones.
 
         Raises:
-            UsageError: naming what asked for them, and what there is.
+            UsageError: naming the text that asks for them, and the choices.
         """
         for asked, meant in self.asked.items():
             wild = [one for one in meant if has_wildcard(one)]
@@ -58,7 +58,7 @@ class Chosen:
                     _check_config(self.known[name], short, cases)
 
     def check_together(self, case: Case, names: Sequence[str]) -> None:
-        """Refuse a case that asks for what none of its rows does.
+        """Refuse a case that asks for something that none of its rows does.
 
         Raises:
             UsageError: naming the field.
@@ -77,22 +77,22 @@ def choose(
     baseline: str | None = None,
     files: Sequence[str] = (),
 ) -> Chosen:
-    """Decide which backends of a suite are measured on a kind of device.
+    """Return the backends of a suite to measure on a kind of device.
 
-    Backends of a file join whatever else is measured; so does a baseline asked for.  Where the configurations of
-    a backend are asked for by a wildcard, the suite's references are measured beside them.
+    Backends of a file are added to the selection; so is a requested baseline.  If a wildcard names the configurations
+    of a backend, the suite's references are added.
 
     Args:
-        suite: whose backends, baseline and references hold where nothing else is said.
+        suite: suite whose backends, baseline and references are the defaults.
         kind: cpu or cuda.
-        backends: selectors in place of the suite's.
-        skip: selectors of what to leave out.
-        baseline: in place of the suite's.
+        backends: selectors that replace the suite's.
+        skip: selectors of backends to omit.
+        baseline: replaces the suite's.
         files: paths of --backends files.
 
     Raises:
         UsageError: a selector is malformed or unknown.
-        NothingToRun: nothing is left.
+        NothingToRun: no backend remains.
     """
     known = known_backends(files)
     selectors = split_selectors(",".join(backends or suite.backends))
@@ -117,20 +117,20 @@ def choose(
 
 
 def _kernel(selector: str, known: Mapping[str, Backend]) -> Backend:
-    """Whose kernel a row runs: of ``video[sdpa]`` that of `sdpa`."""
+    """Return the backend whose kernel a row runs: for ``video[sdpa]``, `sdpa`."""
     name, short = parse_selector(selector)
     inner = (short or name).partition(":")[0]
     return known.get(inner, known[name]) if known[name].carries else known[name]
 
 
 def _may_expand(selector: str, known: Mapping[str, Backend], kind: str) -> bool:
-    """Whether configurations are to be spelled out: of a backend that cannot run here one record says why."""
+    """Return whether to expand configurations: a backend that cannot run here gets one record with the reason."""
     name, short = parse_selector(selector)
     return not has_wildcard(short or "") or (kind in known[name].devices and _installed(known[name]))
 
 
 def _no_configuration(asked: str, wild: Sequence[str], known: Mapping[str, Backend], case: Case) -> UsageError:
-    """What to say of a wildcard that means no configuration of any case; `case` is one of them."""
+    """Return the error for a wildcard that matches no configuration of any case; `case` is one of them."""
     names = [parse_selector(one)[0] for one in wild]
     there = {config.short: name for name in names for config in known[name].configs(case)}
     if not there:
@@ -157,7 +157,7 @@ def _no_configuration(asked: str, wild: Sequence[str], known: Mapping[str, Backe
 
 
 def _check_config(backend: Backend, short: str, cases: Mapping[str, Any]) -> None:
-    """Refuse ``name[short]`` where no case has that configuration."""
+    """Refuse ``name[short]`` if no case has that configuration."""
     refused: UsageError | None = None
     for case in cases.values():
         try:
@@ -171,7 +171,7 @@ def _check_config(backend: Backend, short: str, cases: Mapping[str, Any]) -> Non
 
 
 def _one(suite: Suite, selector: str, known: Mapping[str, Backend], kind: str) -> str:
-    """The one backend a baseline means."""
+    """Return the one backend that a baseline names."""
     usable = first_usable(selector, known, kind, field="baseline")
     meant = select([usable], workload=suite.workload, backends=known, field="baseline")
     if len(meant) != 1 or has_wildcard(meant[0]):
@@ -181,7 +181,7 @@ def _one(suite: Suite, selector: str, known: Mapping[str, Backend], kind: str) -
 
 
 def first_usable(selector: str, known: Mapping[str, Backend], kind: str, *, field: str = "name") -> str:
-    """Of alternatives ``a|b`` the first that runs on this kind of device and is installed, else the first.
+    """Return the first of the alternatives ``a|b`` that is installed and runs on this kind of device, else the first.
 
     Raises:
         UsageError: an alternative is not a backend.

@@ -1,8 +1,8 @@
-"""How long a plan will take on this machine, group by group.
+"""Estimate how long a plan takes on this machine, group by group.
 
-What a plan fixes is known (counts, limits, exact work); how fast a CPU is at the moment is tried out by a few
-small products.  The shares below are what committed runs spent, see the comments; how fast a backend is stays
-a guess, and how noisy a CPU is follows from its load.
+The plan fixes counts, limits and exact work; a few small products measure how fast a CPU is at the moment.  The shares
+below come from committed runs, see the comments.  The speed of a backend remains a guess, and the noise of a CPU is
+derived from its load.
 """
 
 from __future__ import annotations
@@ -26,52 +26,52 @@ from attnbench.workloads.base import load_workload
 WORKER_S = {"cpu": 2.5, "cuda": 8.0}
 """Starting a worker: importing torch, opening the device."""
 COMPILE_S = {"cpu": 10.0, "cuda": 4.0}
-"""The first call of a backend that compiles; later shapes take `AGAIN` of it."""
+"""First call of a backend that compiles; later shapes take the share `AGAIN` of it."""
 AGAIN = 0.1
 OPEN_S = {"cpu": 0.05, "cuda": 0.1}
-"""Opening a backend and comparing its outputs, beside the calls themselves."""
+"""Opening a backend and comparing its outputs, without the calls themselves."""
 CALL_S = {"cpu": 1e-4, "cuda": 2e-5}
-"""The least that a call takes."""
+"""Minimum time of a call."""
 CUDA_FLOPS_PER_S = 2e14
 SHARE = {False: 0.5, True: 0.12}
-"""Of the machine's products that a fused kernel reaches, and plain PyTorch."""
+"""Throughput of a fused kernel and of plain PyTorch, as shares of the machine's matrix products."""
 PLAIN = ("eager", "sdpa-math", "hstu-eager", "hstu-bsa-eager", "sparse-eager", "sdpa-masked")
 ORACLE_CALLS = 20
-"""Fused kernels' worth of the oracle: double precision, plain, for two sets of data."""
+"""Cost of the oracle (double precision, unfused, two sets of data) in calls of a fused kernel."""
 CHECK_CALLS = 8
 """Calls of each backend for its checks and its memory."""
 INSPECTION_CALLS = 6
-"""Calls of each backend in an inspection, of which there is one at least."""
+"""Calls of each backend in an inspection; a group has at least one inspection."""
 INSPECTED_EVERY = 5.0
-"""Times as long as an inspection the sampling between two of them is (`measure.inspections.TIMES`)."""
+"""Time of sampling between two inspections, in times of an inspection (`measure.inspections.TIMES`)."""
 WARMUP_S = 0.1
 FEWEST_ROUNDS, EASY_ROUNDS = 10, 400
-"""Rounds until the stopping rule may look, and until the interval of a quiet group is narrow enough."""
+"""Rounds until the stopping rule first applies, and until the interval of a quiet group is narrow enough."""
 GPU_SAMPLING = 0.5
-"""Of `max_seconds`, what a group on a GPU takes: half of those in benchmarks/results stop before."""
+"""Share of `max_seconds` that a group on a GPU takes: half of those in benchmarks/results stop earlier."""
 BUSY = 0.3
-"""Load of a core above which a CPU is too noisy to know a time before `max_seconds`."""
+"""Load per core above which a CPU is too noisy for the interval to be reached before `max_seconds`."""
 TRIAL, TRIALS = 64, 300
-"""Rows of the matrices multiplied to see how fast a core is, and how often.  They are too small for threads, which on a
-busy machine wait for each other, and so quick that some are not interrupted."""
+"""Size and count of the matrix products that measure the speed of a core.  They are too small for threads, which
+wait for each other on a busy machine, and so short that some are not interrupted."""
 DAY_S = 86400.0
-"""A single group that takes longer is said to be too large for the device."""
+"""A single group that takes longer is reported as too large for the device."""
 MONTH_S = 30 * DAY_S
-"""Longer than this has no number: nobody waits for it."""
+"""Longer estimates are shown without a number."""
 MOST_SLOWED = 8.0
-"""However many others there are, the scheduler gives a new process its turns."""
+"""Limit of the slow-down by other processes: the scheduler gives a new process its share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Seconds a run is likely to take."""
+    """Estimated duration of a run, in seconds."""
 
     groups: Mapping[str, float]
-    "seconds of each group that is left"
+    "seconds of each remaining group"
     start_s: float
     "starting workers"
     basis: str
-    "what it stands on"
+    "what the estimate is based on"
     executors: int = 1
     "how many groups are measured at a time"
     lost: Mapping[str, str] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Of all that is left."""
+        """Seconds of everything that remains."""
         whole, longest = sum(self.groups.values()), max(self.groups.values(), default=0.0)
         return self.start_s + max(longest, whole / self.executors)
 
@@ -91,13 +91,13 @@ class Estimate:
 
 
 def estimate(run: Run, *, files: Sequence[str] = (), executors: int = 1, jobs: int = 0) -> Estimate:
-    """Estimate what is left of a run's plan.
+    """Estimate the remaining time of a run's plan.
 
     Args:
-        run: with its plan and settings; groups that `records` already covers are not counted.
+        run: run with its plan and settings; groups that `records` already covers are not counted.
         files: paths of --backends files.
-        executors: how many groups are measured at a time.
-        jobs: processes that compile ahead what can be compiled without a card.
+        executors: number of groups measured at a time.
+        jobs: processes that compile in advance the kernels that can be compiled without a GPU.
 
     Raises:
         UsageError: the run names no device.
@@ -112,7 +112,7 @@ def estimate(run: Run, *, files: Sequence[str] = (), executors: int = 1, jobs: i
     lost = {one: why for one, backend in named.items() if (why := _missing(backend, kind))}
     replicate, compiled = -1, set[str]()
     for group in left:
-        if group.replicate != replicate:  # each is of a fresh process
+        if group.replicate != replicate:  # each has a fresh process
             replicate, compiled = group.replicate, set()
         runnable = [named[one] for one in group.backends if one in named and one not in lost]
         groups[group.group] = _group(run.settings, group, runnable, kind, compiled, jobs)
@@ -135,7 +135,7 @@ def _missing(backend: Backend, kind: str) -> str:
 def _group(
     settings: Settings, group: PlannedGroup, runnable: Sequence[Backend], kind: str, compiled: set[str], jobs: int = 0
 ) -> float:
-    """Seconds of a group; who is in `compiled` was called by this process before."""
+    """Return the seconds of a group; backends in `compiled` were called by this process before."""
     workload = load_workload(group.workload)
     slowed = _slowed(kind)
     flops = workload.planned_flops(workload.case(group.case))
@@ -151,14 +151,14 @@ def _group(
     if not settings.measure or not runnable:
         return seconds
     sampling = _sampling(settings, round_s, kind)
-    # One a second at most, and no more often than their own time allows.
+    # At most one per second, and no more often than their own duration allows.
     inspections = max(1.0, sampling / max(1.0, INSPECTED_EVERY * INSPECTION_CALLS * round_s))
     after = workload.calls_after(workload.case(group.case))
     return seconds + sampling + (INSPECTION_CALLS * inspections + after) * round_s
 
 
 def _side_by_side(backend: Backend, kind: str, jobs: int) -> int:
-    """How many of its kernels are compiled at a time."""
+    """Return how many of a backend's kernels are compiled at a time."""
     return max(1, jobs) if backend.ahead and kind == "cuda" else 1
 
 
@@ -168,20 +168,20 @@ def _sampling(settings: Settings, round_s: float, kind: str) -> float:
     least = FEWEST_ROUNDS * round_s
     if kind == "cuda":
         return WARMUP_S + max(least, GPU_SAMPLING * settings.max_seconds)
-    noisy = os.getloadavg()[0] > BUSY * (usable_cores() or 1)  # its times vary too much to stop early
+    noisy = os.getloadavg()[0] > BUSY * (usable_cores() or 1)  # times vary too much to stop early
     easy = settings.max_seconds if noisy else EASY_ROUNDS * round_s
     return WARMUP_S + max(least, min(settings.max_seconds, easy))
 
 
 def _slowed(kind: str) -> float:
-    """How many times longer work takes because others use the cores too."""
+    """Return the factor by which other processes on the cores slow work down."""
     load = os.getloadavg()[0] / (usable_cores() or 1)
     return min(max(1.0, load), MOST_SLOWED) if kind == "cpu" else 1.0
 
 
 @cache
 def _flops_per_s(kind: str) -> float:
-    """What the device reaches in a plain product while it is idle: of a CPU, all cores as one at its best."""
+    """Return the FLOP/s of a plain matrix product on the idle device: for a CPU, one core's best times all cores."""
     if kind != "cpu":
         return CUDA_FLOPS_PER_S
     import numpy

@@ -1,24 +1,24 @@
-"""Suites read from TOML: data, checked key by key, nothing in it executed.
+"""Read suites from TOML: data only, every key checked, nothing executed.
 
 A suite file is one table::
 
     name = "mine"
-    title = "what it asks"                           # may be left out
+    title = "what it asks"                           # optional
     workload = "attention"
-    backends = ["sdpa", "flash-attn-2|sdpa-flash"]   # or "all"; a|b is the first that can run here
+    backends = ["sdpa", "flash-attn-2|sdpa-flash"]   # or "all"; a|b is the first that can run
     baseline = "sdpa"
-    references = ["flash-attn-2|sdpa-flash"]         # measured beside name[*]; the baseline where there are none
+    references = ["flash-attn-2|sdpa-flash"]         # measured beside name[*]; default: the baseline
     layout = "seed-004"                              # a seed's console output and files
     settings = { rel_ci = 0.02, max_seconds = 2.0 }
     axes = { seqlen = [512, 1024], causal = [false, true] }          # their cross product, or
     cases = [{ name = "gpt2-small", batch = 8, seqlen = 1024 }]      # cases one by one
-    batch_by_seqlen = { 512 = 16, 1024 = [4, 8] }    # batch follows seqlen; outside a clear answer,
-                                                     # or with otherwise = 1 that batch
+    batch_by_seqlen = { 512 = 16, 1024 = [4, 8] }    # batch follows seqlen; other lengths are refused, or
+                                                     # with otherwise = 1 have that batch
     env = { batch = "BATCH" }                        # environment variables that set an axis
     [cpu]                                            # replaces whole keys of the above on a CPU
-    [cuda]                                           # and on a GPU
+    [cuda]                                           # or on a GPU
 
-The shipped suites are the ``.toml`` files of this folder; a named case of one is a suite as well.
+The shipped suites are the ``.toml`` files of this folder; a named case of one is also a suite.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from attnbench.text import shown
 from attnbench.workloads.base import Axis, Workload, load_workload, nearest_axes
 
 DEVICES = ("cpu", "cuda")
-"""Kinds of device a suite may have a section for."""
+"""Kinds of device for which a suite may have a section."""
 
 SECTION = ("backends", "baseline", "references", "settings", "axes", "cases", "batch_by_seqlen", "title")
 OTHERWISE = "otherwise"
-"""Key of batch_by_seqlen for the lengths it does not name."""
+"""Key of batch_by_seqlen for all other lengths."""
 TOP = tuple(dict.fromkeys(("name", "title", "workload", *SECTION, "layout", "env", *DEVICES)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedCase:
-    """One listed case: values of the axes it states; the others are open."""
+    """One listed case: the values of the axes it states; the other axes are open."""
 
     name: str | None
     values: Mapping[str, Any]
@@ -63,7 +63,7 @@ class Suite:
     "selectors"
     baseline: str | None = None
     references: tuple[str, ...] = ()
-    "selectors: measured beside the configurations that a request such as name[*] means"
+    "selectors of backends measured beside the configurations that a wildcard such as name[*] names"
     layout: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -71,15 +71,15 @@ class Suite:
     "empty for a suite of axes"
     batch_by_seqlen: Mapping[Any, tuple[Any, ...]] = field(default_factory=dict)
     batch_otherwise: tuple[Any, ...] = ()
-    "batches of the lengths that batch_by_seqlen does not name; empty: they are refused"
+    "batches of lengths that batch_by_seqlen does not list; if empty, such lengths are refused"
     env: Mapping[str, str] = field(default_factory=dict)
-    "axis -> environment variable that sets it where no flag does"
+    "axis -> environment variable that sets it if no flag does"
     file: str | None = None
     "file name of a user's suite"
 
     @property
     def who(self) -> str:
-        """How messages name it."""
+        """Its name in messages."""
         return f"suite {self.file or self.name}"
 
 
@@ -88,10 +88,10 @@ def load_suite(name: str, device: str) -> Suite:
 
     Args:
         name: a shipped suite, a named case of one, or the path of a file ending in ``.toml``.
-        device: ``cpu`` or ``cuda``: whose section holds.
+        device: ``cpu`` or ``cuda``, whose section applies.
 
     Raises:
-        UsageError: no such suite, or a file with a mistake, told with its key and value.
+        UsageError: there is no such suite, or the file has a mistake; the message names its key and value.
     """
     if name.endswith(".toml"):
         return _build(_read(Path(name)), device)
@@ -108,12 +108,12 @@ def load_suite(name: str, device: str) -> Suite:
 
 
 def suite_names() -> list[str]:
-    """Names of the shipped suites."""
+    """Return the names of the shipped suites."""
     return list(_shipped())
 
 
 def case_names() -> list[str]:
-    """Names of their named cases; each is a suite of its own."""
+    """Return the names of their named cases; each is a suite of its own."""
     return [
         str(case["name"])
         for document in _shipped().values()
@@ -124,7 +124,7 @@ def case_names() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A suite file as it lies there."""
+    """A suite file as read."""
 
     data: dict[str, Any]
     file: str
@@ -145,8 +145,8 @@ def _read(path: Path) -> _Document:
     who = f"suite {path.name}"
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise OSError(None, "not a regular file")  # reading a pipe or a device may never end
-        # Editors of some systems begin a file with a byte order mark.
+            raise OSError(None, "not a regular file")  # a read from a pipe or device may never end
+        # Some editors begin a file with a byte order mark.
         return _Document(tomllib.loads(path.read_text("utf-8-sig")), path.name, False)
     except FileNotFoundError:
         wrong, todo = "is not there", f"shipped suites: {', '.join(suite_names())}"
@@ -177,7 +177,7 @@ def _build(document: _Document, device: str) -> Suite:
 
 
 def _replaced(data: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
-    """The file with a device's section laid over it; new cases put the old ones aside altogether."""
+    """Return the data with a device's section applied; new cases replace the old ones altogether."""
     base = {key: value for key, value in data.items() if key not in DEVICES}
     if "axes" in section or "cases" in section:
         base = {key: value for key, value in base.items() if key not in ("axes", "cases", "batch_by_seqlen")}
@@ -298,7 +298,7 @@ def _env(who: str, axes: Mapping[str, Axis], value: Any) -> dict[str, str]:
 
 
 def _value(who: str, where: str, axis: Axis, item: Any) -> Any:
-    """One value of an axis: what a flag accepts as text, in TOML's own type."""
+    """Return a value of an axis: as a flag accepts it, but in TOML's own type."""
     if axis.boolean:
         if not isinstance(item, bool):
             raise _wrong(who, where, item, "true or false")

@@ -1,8 +1,8 @@
-"""From a request to a plan: which cases, measured by which backends, in which groups.
+"""Turn a request into a plan: which cases, measured by which backends, in which groups.
 
-Groups come case by case, replicates outermost, so that a run stopped early holds whole replicates.
-A group's name follows from its case alone: a resumed run finds the groups it already has.  A backend
-that cannot take a case stays in the plan; its record says `skipped` and why.
+Groups come case by case, replicates outermost, so that a run stopped early holds whole replicates.  A group's name
+depends only on its case, so a resumed run finds the groups it already has.  A backend that does not support a case
+stays in the plan; its record has status `skipped` and the reason.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from attnbench.suites.settings import check_input, settle
 from attnbench.workloads.base import Axis, Workload, load_workload, unknown_axis
 
 MOST_GROUPS = 10_000
-"""Above any run that ends: lists whose product slipped are refused at once."""
+"""Limit that no useful run reaches: an accidental product of long lists is refused at once."""
 STEPS, STEPPED = "FROM:TO:STEP", re.compile(r"([0-9]{1,9}):([0-9]{1,9}):([0-9]{1,9})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A suite and what the user wants otherwise."""
+    """A suite and the user's changes to it."""
 
     suite: Suite
     device: str
-    "cpu, cuda or cuda:N: decided, not auto"
+    "cpu, cuda or cuda:N; resolved, not auto"
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     "parsed values by axis name (`parse_axis`)"
     backends: tuple[str, ...] = ()
-    "selectors in place of the suite's"
+    "selectors that replace the suite's"
     skip: tuple[str, ...] = ()
     baseline: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -46,12 +46,12 @@ class Request:
 
 
 def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
-    """Build the run that `sweep.run.execute` carries out.
+    """Build the run that `sweep.run.execute` executes.
 
     Args:
-        request: what is wanted.
-        run_id: name of the run (`store.runfile.new_id`).
-        command: the line that asks for the same again.
+        request: the request.
+        run_id: id of the run (`store.runfile.new_id`).
+        command: command line that repeats the request.
         started: ISO 8601, UTC.
 
     Raises:
@@ -109,9 +109,9 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
 def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Expand a suite into cases by id, each once, in the suite's order.
 
-    On a suite of axes `asked` replaces them, and values of the suite that do not go with it give way where the workload
-    knows how (`Workload.fitted`).  On a suite of listed cases it selects among the values
-    the cases state, and sets what a case leaves open.
+    In a suite of axes `asked` replaces values, and values of the suite that do not fit them are adapted if the workload
+    can do so (`Workload.fitted`).  In a suite of listed cases `asked` selects among the values that cases state, and
+    sets axes that a case leaves open.
 
     Raises:
         UsageError: an axis this workload does not have, a value the suite does not list, or a case
@@ -140,13 +140,13 @@ def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]
 
 
 def parse_axis(who: str, axis: Axis, text: str, flag: str | None = None) -> tuple[Any, ...]:
-    """Read the values of an axis from a comma list.
+    """Read the values of an axis from a comma-separated list.
 
     Args:
-        who: for the message.
-        axis: of the workload.
-        text: comma list, in which FROM:TO:STEP stands for whole numbers with equal steps between them, TO among them
-            where a step ends there; for a boolean axis also ``both``.
+        who: subject of error messages.
+        axis: axis of the workload.
+        text: the list, in which FROM:TO:STEP stands for equally spaced whole numbers, including TO if a step ends
+            there; for a boolean axis also ``both``.
         flag: how the value was given, if not by the axis' own flag.
 
     Raises:
@@ -168,10 +168,10 @@ def parse_axis(who: str, axis: Axis, text: str, flag: str | None = None) -> tupl
 
 
 def _values(axis: Axis, text: str) -> list[Any]:
-    """What a word of the list stands for: a value of the axis (a grid has colons too), else FROM:TO:STEP.
+    """Return the values of one item of the list: a value of the axis (a grid has colons too), else FROM:TO:STEP.
 
     Raises:
-        ValueError: neither, or steps that are none or more than a run has groups.
+        ValueError: the item is neither, or has no steps or more of them than a run may have groups.
     """
     try:
         return [axis.parse(text)]
@@ -181,7 +181,7 @@ def _values(axis: Axis, text: str) -> list[Any]:
             raise ValueError(f"{error}, or {STEPS}" if first and _takes(axis, first[0]) else str(error)) from None
     begin, end, step = map(int, found.groups())
     if not _takes(axis, found[1]):
-        return [axis.parse(found[1])]  # refuses it with what the axis accepts
+        return [axis.parse(found[1])]  # raises with the values that the axis accepts
     numbers = range(begin, end + 1, step) if step else range(0)
     if not 1 <= len(numbers) <= MOST_GROUPS:
         raise ValueError(f"{STEPS} of 1 to {MOST_GROUPS} numbers")
@@ -197,7 +197,7 @@ def _takes(axis: Axis, text: str) -> bool:
 
 
 def with_axes(suite: Suite, axes: Mapping[str, tuple[Any, ...]]) -> Suite:
-    """The suite with other values on some axes, where listed cases leave them open."""
+    """Return the suite with other values on some axes, if listed cases leave them open."""
     if not suite.cases:
         return replace(suite, axes={**suite.axes, **axes})
     cases = (NamedCase(name=case.name, values=values) for case in suite.cases for values in _filled(case, axes))
@@ -205,7 +205,7 @@ def with_axes(suite: Suite, axes: Mapping[str, tuple[Any, ...]]) -> Suite:
 
 
 def environment_axes(suite: Suite, environ: Mapping[str, str]) -> dict[str, tuple[Any, ...]]:
-    """Axes that environment variables set, for a suite that names such variables.
+    """Return the axes set by environment variables, for a suite that names such variables.
 
     Raises:
         UsageError: naming the variable, its value and what is accepted.
@@ -270,6 +270,6 @@ def _filled(case: NamedCase, asked: Mapping[str, tuple[Any, ...]]) -> Iterable[d
 
 
 def _baseline(wanted: str | None, groups: Sequence[tuple[str, ...]]) -> str:
-    """The baseline wanted; one that is not measured gives way to the first backend that every group has."""
+    """Return the wanted baseline; if it is not measured, the first backend that every group has."""
     everywhere = [name for name in groups[0] if all(name in names for names in groups)]
     return wanted if wanted in everywhere else (everywhere or groups[0])[0]

@@ -1,7 +1,6 @@
-"""How to measure, as suite files and flags spell it: every field of `record.Settings` with its check.
+"""Settings of a measurement in suite files and flags: every field of `record.Settings` with its check.
 
-One table serves both: a suite's ``[settings]`` and the flags of the command line are read by the
-same parsers, so neither accepts what the other refuses.
+A suite's ``[settings]`` and the flags of the command line use the same parsers, so both accept the same values.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ class Setting:
     """One field of `record.Settings`."""
 
     name: str
-    "field; with dashes, the flag"
+    "name of the field; with dashes, of the flag"
     parse: Callable[[str], Any]
-    "raises ValueError with what is accepted"
+    "raises ValueError with the accepted values"
     help: str
     metavar: str
     in_suite: bool = True
-    "a suite may set it; what belongs to a machine or a moment it may not"
+    "whether a suite may set it; it may not if the setting belongs to a machine or a moment"
 
     @property
     def flag(self) -> str:
@@ -47,7 +46,7 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """Make a parser of whole numbers from `least` on."""
+    """Return a parser of whole numbers from `least` on."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
@@ -58,7 +57,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def between(low: float, high: float = math.inf) -> Callable[[str], float]:
-    """Make a parser of numbers above `low` and below `high`."""
+    """Return a parser of numbers above `low` and below `high`."""
     accepted = f"a number above {low:g}" + (f" and below {high:g}" if math.isfinite(high) else "")
 
     def parse(text: str) -> float:
@@ -74,7 +73,7 @@ def between(low: float, high: float = math.inf) -> Callable[[str], float]:
 
 
 def matching(pattern: str, accepted: str) -> Callable[[str], str]:
-    """Make a parser of texts of one form."""
+    """Return a parser of texts that match a pattern."""
 
     def parse(text: str) -> str:
         if not re.fullmatch(pattern, text):
@@ -85,7 +84,7 @@ def matching(pattern: str, accepted: str) -> Callable[[str], str]:
 
 
 def parse_input(text: str) -> str:
-    """Read a kind of values, or find a file of captured tensors and say its name and hash."""
+    """Return a kind of values, or for a file of captured tensors its name and hash."""
     if text in ATTENTION_KINDS:
         return text
     if text.endswith(".safetensors") or is_known(text):
@@ -94,10 +93,10 @@ def parse_input(text: str) -> str:
 
 
 def check_input(workload: Workload, kind: str) -> None:
-    """Refuse values that a workload's inputs cannot have.
+    """Refuse kinds of values that a workload's inputs cannot have.
 
     Raises:
-        UsageError: naming them.
+        UsageError: naming the kind.
     """
     if kind not in workload.input_kinds and not (workload.captured and is_known(kind)):
         accepted = f"one of {', '.join(workload.input_kinds)}" + ", or a .safetensors file" * workload.captured
@@ -144,16 +143,16 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 DEFAULT_WARMUP = 5
-"""Launches before the counted ones where only the number of iterations is asked for."""
+"""Default of launches before the counted ones if only the number of iterations is given."""
 
 
 def setting(name: str) -> Setting:
-    """The setting of that name."""
+    """Return the setting of that name."""
     return next(one for one in SETTINGS if one.name == name)
 
 
 def parse_setting(who: str, name: str, text: str) -> Any:
-    """Read one setting as text.
+    """Return one setting, parsed from text.
 
     Raises:
         UsageError: naming the flag, the value and what is accepted.
@@ -166,18 +165,18 @@ def parse_setting(who: str, name: str, text: str) -> Any:
 
 
 def settle(who: str, suite: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """Lay the settings asked for over a suite's, and see that they agree.
+    """Merge the requested settings into a suite's, and check that they agree.
 
-    Fixed counts and stopping on the interval exclude each other: asked for, either puts the other
-    one of the suite aside; asked for together they are refused.
+    Fixed counts and stopping on the interval exclude each other: a request for one replaces the other in the suite; a
+    request for both is refused.
 
     Args:
-        who: for the message.
+        who: subject of error messages.
         suite: settings of the suite.
         asked: settings of the request.
 
     Raises:
-        UsageError: the request wants both, or a warm-up without a count.
+        UsageError: the request has both, or a warm-up without a count.
     """
     stopping = [name for name in ("rel_ci", "max_seconds") if name in asked]
     if "iterations" in asked and stopping:
@@ -214,5 +213,5 @@ def settle(who: str, suite: dict[str, Any], asked: dict[str, Any]) -> dict[str, 
 
 
 def suite_keys() -> Iterable[str]:
-    """Names of the settings a suite file may hold."""
+    """Return the names of the settings that a suite file may hold."""
     return [one.name for one in SETTINGS if one.in_suite]

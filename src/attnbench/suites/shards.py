@@ -1,6 +1,6 @@
-"""A plan cut into shards for machines that know nothing of each other: the same cut wherever it is made.
+"""Cut a plan into shards for independent machines: the cut is the same on every machine.
 
-Cases are dealt by their exact work, the largest first, each to the shard that has least so far; the replicates of a
+Cases are assigned by their exact work, largest first, each to the shard with the least work so far; the replicates of a
 case stay together.
 """
 
@@ -17,10 +17,10 @@ ACCEPTED = "I/N, such as 2/5: the second of five"
 
 
 def parse_shard(who: str, text: str) -> tuple[int, int]:
-    """Which shard of how many.
+    """Return the number of the shard and the count of shards.
 
     Raises:
-        UsageError: it is written wrong, or there is no such shard.
+        UsageError: the text is malformed, or there is no such shard.
     """
     match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)
     index, count = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -30,7 +30,7 @@ def parse_shard(who: str, text: str) -> tuple[int, int]:
 
 
 def shard_of(who: str, run: Run, text: str) -> Run:
-    """The run with the groups of one shard of its plan.
+    """Return the run with the groups of one shard of its plan.
 
     Raises:
         UsageError: there is no such shard, or no case for it.
@@ -45,7 +45,7 @@ def shard_of(who: str, run: Run, text: str) -> Run:
             refusal(who, "--shard", text, f"is one of more shards than cases ({cases})", "as many at most")
         )
     load, homes = [0] * count, dict[str, int]()
-    for case in sorted(work, key=lambda one: -work[one]):  # stable: equals keep the order of the plan
+    for case in sorted(work, key=lambda one: -work[one]):  # stable: cases of equal work keep the plan's order
         homes[case] = load.index(min(load))
         load[homes[case]] += work[case]
     mine = tuple(group for group in run.plan if homes[group.case_id] == index - 1)
@@ -54,9 +54,9 @@ def shard_of(who: str, run: Run, text: str) -> Run:
 
 
 def _work(group: PlannedGroup) -> int:
-    """FLOPs of a group's case; 1 at least, so that groups without any are dealt out too.
+    """Return the FLOPs of a group's case, at least 1, so that groups without FLOPs are spread too.
 
-    How many backends there are depends on what is installed, and must not change the cut.
+    The number of backends is ignored: it depends on what is installed and must not change the cut.
     """
     workload = load_workload(group.workload)
     return 1 + workload.planned_flops(workload.case(group.case))

@@ -26,16 +26,16 @@ TIMEOUT_S = 60.0
 
 
 def known_backends(files: Sequence[str] = ()) -> dict[str, Backend]:
-    """Every backend by name, those of `files` as `Described`.
+    """Return every backend by name, those of `files` as `Described`.
 
     Raises:
-        UsageError: as for `user_backends`.
+        UsageError: see `user_backends`.
     """
     return introduced({**all_backends(), **user_backends(files)})
 
 
 def user_backends(files: Sequence[str]) -> dict[str, Backend]:
-    """What the files offer, in their order.
+    """Return the backends of the files, in their order.
 
     Args:
         files: paths of Python files with backends.
@@ -65,7 +65,7 @@ def user_backends(files: Sequence[str]) -> dict[str, Backend]:
 
 @cache
 def _described(file: str, stamp: tuple[int, int], folder: Path) -> tuple[Described, ...]:
-    """Asked once for each state of the file."""
+    """Return a file's backends; the child runs once for each state of the file."""
 
     def configs(name: str, case: Case) -> Mapping[str, Any]:
         return _configs(file, stamp, folder, name, json.dumps(case.to_dict()))
@@ -75,7 +75,7 @@ def _described(file: str, stamp: tuple[int, int], folder: Path) -> tuple[Describ
 
 @cache
 def _configs(file: str, stamp: tuple[int, int], folder: Path, name: str, case: str) -> Mapping[str, Any]:
-    """Asked once for each case and state of the file."""
+    """Return a backend's configurations; the child runs once for each case and state of the file."""
     found: Mapping[str, Any] = _ask(folder, file, name, case)
     return found
 
@@ -95,7 +95,7 @@ def _stamp(file: str) -> tuple[int, int]:
         if not Path(file).is_file():
             raise FileNotFoundError
         state = Path(file).stat()
-    except (OSError, ValueError):  # not there, too long a name, a NUL
+    except (OSError, ValueError):  # missing, a name too long, a NUL
         wrong = "is not there"
         raise UsageError(refusal("backends", "file", file, wrong, A_FILE)) from None
     return state.st_mtime_ns, state.st_size

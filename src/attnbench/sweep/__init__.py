@@ -1,1 +1,1 @@
-"""Runs: a plan carried out by workers, resumed after a stop, written group by group."""
+"""Runs: a plan carried out by workers, resumed after a stop, written after each group."""

@@ -1,9 +1,10 @@
-"""Kernels of a plan compiled ahead of its groups, while nothing is sampled.
+"""Compiles the kernels of a plan ahead of its groups, while nothing is sampled.
 
-A first call compiles for seconds, on one core, while the GPU waits.  `worker.ahead` compiles what the sessions of a plan
-will launch, on all cores and without a card, into the cache that the worker's own call reads.  A group is measured when
-its kernels are there; while it is, everything of that process is stopped (SIGSTOP), so that it takes nothing from the
-host that is being timed.  So the first table waits for the kernels of one group alone, and the last for all of them.
+A first call compiles for seconds, on one core, while the GPU is idle.  `worker.ahead` compiles the kernels that the
+sessions of a plan will launch, on all cores and without a GPU, into the cache that the worker's own call reads.  A
+group is measured when its kernels are compiled; meanwhile all compiling processes are stopped (SIGSTOP), so that
+they do not load the host that is being timed.  So the first table waits for the kernels of one group only, and the
+last for all of them.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from attnbench.record import PlannedGroup, to_dict
 from attnbench.suites.user_backends import known_backends
 
 MOST_JOBS = 64
-"""Processes by default at most."""
+"""Upper limit of the default number of processes."""
 ROOM = 2**30
-"""Bytes of memory that there are to be for each: twice what it takes."""
+"""Bytes of memory required for each process: twice what one uses."""
 LOOK_S = 0.2
 PATIENCE_S = 600.0
-"""Without news the rest is left to the workers: no kernel takes half of it."""
+"""Without news for this long, compiling ahead is given up: no kernel takes half of it."""
 
 
 def default_jobs() -> int:
-    """One a core, as far as memory goes."""
+    """Return the number of cores, limited by memory."""
     memory = available_memory()
     return max(1, min(MOST_JOBS, usable_cores() or 1, MOST_JOBS if memory is None else memory // ROOM))
 
 
 def groups_ahead(groups: Sequence[PlannedGroup], files: Sequence[str]) -> list[PlannedGroup]:
-    """Groups with those of their backends whose kernels can be compiled without a card."""
+    """Return the groups, each with only the backends whose kernels can be compiled without a GPU."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         return []
     able = {name for name, backend in known_backends(files).items() if backend.ahead and _installed(backend)}
@@ -68,16 +69,16 @@ def _installed(backend: Backend) -> bool:
 
 
 class CompiledAhead:
-    """What of a plan is being compiled, and what is there.
+    """Compiles the kernels of a plan and knows which groups are ready.
 
     Args:
-        groups: in the order in which they are begun.
+        groups: in the order in which they are started.
         device: that they are measured on.
         files: paths of --backends files.
-        jobs: processes at a time.
-        together: several executors measure at a time, so that nothing may be compiled once one of them begins.
-        sampled: groups are timed, so that nothing may be compiled meanwhile.
-        card: capability and SMs; None asks the device.
+        jobs: number of processes.
+        together: several executors measure at the same time, so all kernels must be compiled before any starts.
+        sampled: groups are timed, so nothing may be compiled meanwhile.
+        card: compute capability and number of SMs; None asks the device.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class CompiledAhead:
         asked = [group for group in groups if once[group.case_id, group.backends] is group]
         self._together, self._sampled = together, sampled
         self._open = {group.group: 1 for group in asked}
-        "by group, kernels that are not compiled; one more as long as nobody said which it needs"
+        "by group, kernels that are not compiled yet; plus one until their number is known"
         self.kernels = self.done = 0
         self._over = self._stopped = False
         self._heard = time.monotonic()
@@ -120,7 +121,7 @@ class CompiledAhead:
         self._reader.start()
 
     def __enter__(self) -> CompiledAhead:
-        """Nothing to do: the process is running."""
+        """Return self; the process is already running."""
         return self
 
     def __exit__(
@@ -129,16 +130,16 @@ class CompiledAhead:
         self.close()
 
     def wait_for(self, group: PlannedGroup, tell: Callable[[str], None] = lambda text: None) -> None:
-        """Wait until the kernels of a group are compiled; where groups are timed, nothing is from here to the next call.
+        """Wait until a group's kernels are compiled; if groups are timed, then stop compiling until the next call.
 
         Args:
             group: of the plan.
-            tell: told now and then how far it is.
+            tell: called with the progress from time to time.
         """
         with self._changed:
             self._heard = time.monotonic()
             while not self._over and self._missing(group):
-                # Each time: after quick signals Linux may leave one stopped that was being forked (seen with 6.18).
+                # Repeated: after quick signals Linux may leave a process stopped that was just forked (seen with 6.18).
                 self._signal(signal.SIGCONT)
                 self._stopped = False
                 tell(f"compiling {self.kernels} kernel{'s' * (self.kernels != 1)}, {self.done} done")
@@ -150,20 +151,20 @@ class CompiledAhead:
                 self._stopped = True
 
     def give_up(self) -> None:
-        """From any thread: nobody waits any more, and nothing more is compiled."""
+        """Stop compiling and release all waiting threads; may be called from any thread."""
         with self._changed:
             self._end()
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End everything that is still being compiled."""
+        """End all compiling processes."""
         self.give_up()
         self._process.wait()
         self._reader.join()
 
     def _missing(self, group: PlannedGroup) -> bool:
         if self._together and self._sampled:
-            return True  # until all is over
+            return True  # until everything is compiled
         return self._open.get(group.group, 0) > 0
 
     def _end(self) -> None:
@@ -177,7 +178,7 @@ class CompiledAhead:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
 
-    # ── what the process says, in a thread of its own ──────────────────────────────────────────────
+    # ── messages of the process, read in a thread of its own ───────────────────────────────────────
 
     def _converse(self, request: bytes) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018 (no test)
@@ -193,7 +194,7 @@ class CompiledAhead:
             self._changed.notify_all()
 
     def _hear(self, line: bytes) -> None:
-        try:  # a backend may print too
+        try:  # the line may be output of a backend
             word: dict[str, Any] = json.loads(line)
             group = word["done"] if "done" in word else word["group"]
             self._open[group] += -1 if "done" in word else int(word["kernels"]) - 1

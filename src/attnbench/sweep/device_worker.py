@@ -1,6 +1,6 @@
 """The worker process of one device: started when a request needs it, replaced when it is lost or no longer clean.
 
-`sweep.group` decides what is asked and who is to blame; here a request is carried out and what comes back is checked.
+`sweep.group` decides what to request and which backend to blame; this module carries out requests and checks results.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ START, SAMPLING = Activity(0, HARNESS, "start"), Activity(0, HARNESS, "sampling"
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What one request to a worker gave."""
+    """Result of one request to a worker."""
 
     names: tuple[str, ...]
-    "the backends that were asked for"
+    "the backends that were requested"
     found: dict[str, Record]
     loss: Loss | None
-    "how the worker was lost; None where it is still there"
+    "how the worker was lost; None if it is still running"
     alone: bool
-    "no other backend was ever asked for in this process"
+    "no other backend was ever requested in this process"
 
     @property
     def blamed(self) -> str | None:
-        """The backend that was at work when the worker was lost; None for no loss, and where it was the harness."""
+        """The backend that was running when the worker was lost; None if there is no loss, or it was the harness."""
         index = -1 if self.loss is None else self.loss.activity.index
         return self.names[index] if 0 <= index < len(self.names) else None
 
 
 class Stopped(Exception):
-    """The measurement was ended from another thread (`DeviceWorker.stop`)."""
+    """The measurement was ended by another thread (`DeviceWorker.stop`)."""
 
 
 class Listener(Protocol):
-    """Who hears what a worker does: `sweep.executor.DeviceExecutor`."""
+    """Receives a worker's activity and records: `sweep.executor.DeviceExecutor`."""
 
     def on_activity(self, text: str, group: PlannedGroup | None = None, backend: str | None = None) -> None:
-        """What a worker is doing."""
+        """Receive what a worker is doing."""
 
     def on_record(self, group: PlannedGroup, record: Record) -> None:
-        """A record that a request gave; a later one of the same backend may replace it."""
+        """Receive a record of a request; a later one of the same backend may replace it."""
 
 
 class DeviceWorker:
@@ -61,8 +61,8 @@ class DeviceWorker:
     Args:
         device: what is measured on.
         files: paths of --backends files.
-        listener: hears of records and activity.
-        measured_before: a worker of the run has been on this device: one that does not start is a loss like any other.
+        listener: receives records and activity.
+        measured_before: the run already had a worker on this device, so a failed start is a loss like any other.
     """
 
     def __init__(
@@ -70,20 +70,20 @@ class DeviceWorker:
     ) -> None:
         self.device, self.files, self.listener, self.measured_before = device, files, listener, measured_before
         self.sampling_s = 0.0
-        "wall time spent taking samples, so far"
+        "wall time spent sampling so far"
         self.environments: list[Environment] = []
-        "of the processes so far, each once; `Record.environment` counts in it"
+        "of all processes so far, without duplicates; `Record.environment` is an index of it"
         self._environment: int | None = None
-        "of the process that was started last"
+        "of the process started last"
         self._process: Worker | None = None
         self._stopped = False
         self._ending: tuple[str, bool] | None = None
-        "name of the signal that ends the run, and whether at once"
+        "name of the signal that ends the run, and whether to end at once"
         self._asked: set[str] = set()
-        "backends that the process was asked for"
+        "backends that were requested in this process"
 
     def environment(self) -> Environment:
-        """Start the process if there is none; what it runs on.
+        """Start the process if there is none, and return its environment.
 
         Raises:
             NothingToRun: it could not be started.
@@ -91,11 +91,11 @@ class DeviceWorker:
         process = self._ready()
         if isinstance(process, Loss):
             raise self._not_started(process)
-        assert process.environment is not None  # a process that is ready has said where it runs
+        assert process.environment is not None  # a ready process has sent its environment
         return process.environment
 
     def begin(self) -> None:
-        """Start the process if there is none; one that does not start is the next request's loss.
+        """Start the process if there is none; if it fails to start, the next request reports the loss.
 
         Raises:
             NothingToRun: no worker of the run could be started so far.
@@ -104,31 +104,31 @@ class DeviceWorker:
         self._ready()
 
     def renew(self) -> None:
-        """Have the next request carried out by a process that no backend was in."""
+        """Have the next request carried out by a new process, which no backend has used."""
         if self._asked:
             self.close()
 
     def close(self) -> None:
-        """End the process; a later request starts another."""
+        """End the process; a later request starts another one."""
         if self._process is not None:
             self._process.close()
             self._process = None
             self._asked = set()
 
     def stop(self) -> None:
-        """From another thread: end the process; whoever waits for it has `Stopped`, and no other is started."""
+        """From another thread: end the process for good; a waiting request raises `Stopped`."""
         self._stopped = True
         if (process := self._process) is not None:
             process.terminate()
 
     def interrupt(self, name: str, *, at_once: bool) -> None:
-        """From a handler of a signal, `name`, or another thread: end with the samples that are enough for a record."""
+        """From the handler of signal `name` or another thread: end with the samples that suffice for a record."""
         self._ending = name, at_once
         if (process := self._process) is not None:
             process.interrupt(name, at_once=at_once)
 
     def attempt(self, group: PlannedGroup, names: Sequence[str], settings: Settings) -> Attempt:
-        """Have some backends of a group measured.
+        """Measure some backends of a group.
 
         Raises:
             NothingToRun: no worker of the run could be started so far.
@@ -169,7 +169,7 @@ class DeviceWorker:
         return Attempt(part.backends, found, result, alone)
 
     def failure(self, group: PlannedGroup, name: str, settings: Settings, loss: Loss) -> Record:
-        """The record of a backend with which a worker was lost."""
+        """Return the record of a backend blamed for the loss of a worker."""
         record = Record(
             workload=group.workload,
             case=group.case,
@@ -189,7 +189,7 @@ class DeviceWorker:
         if self._process is not None:
             return self._process
         process, loss = self._started()
-        if loss is not None and loss.outside:  # nobody's doing the first time, as in a measurement
+        if loss is not None and loss.outside:  # no backend is blamed the first time, as in a measurement
             process, loss = self._started()
         if loss is not None:
             self.close()
@@ -198,17 +198,17 @@ class DeviceWorker:
             if not (self.environments or self.measured_before):
                 raise self._not_started(loss)
             return dataclasses.replace(loss, activity=START)
-        assert process.environment is not None  # a process that is ready has said where it runs
+        assert process.environment is not None  # a ready process has sent its environment
         if process.environment not in self.environments:
             self.environments.append(process.environment)
         self._environment = self.environments.index(process.environment)
         return process
 
     def _started(self) -> tuple[Worker, Loss | None]:
-        """A new process, and how it was lost before it was ready."""
+        """Start a process; return it, and how it was lost if it never became ready."""
         self.close()
         self._process = process = Worker(self.device)
-        if self._ending is not None:  # while it was made
+        if self._ending is not None:  # the signal came while the process was created
             process.interrupt(self._ending[0], at_once=True)
         self.listener.on_activity("starting a worker")
         loss = None if self._stopped else process.start() or _misfit(process)
@@ -221,10 +221,10 @@ class DeviceWorker:
 
 
 def accepted(record: Record, group: PlannedGroup) -> Record:
-    """A record that came from a worker, once it is known to be of this group and fit for a run file.
+    """Return a worker's record, after checking that it belongs to this group and fits into a run file.
 
     Raises:
-        WorkerError: it is not: something other than the harness wrote it.
+        WorkerError: it does not: something other than the harness wrote it.
     """
 
     def of(one: Record | PlannedGroup) -> tuple[Any, ...]:
@@ -238,19 +238,19 @@ def accepted(record: Record, group: PlannedGroup) -> Record:
 
 
 def check_kept(what: str, **parts: Any) -> None:
-    """Find out that `parts` of a run, which came from a worker, cannot be read back from a run file.
+    """Check that `parts` of a run, which came from a worker, can be read back from a run file.
 
     Raises:
-        WorkerError: they cannot; `what` is named.
+        WorkerError: they cannot; the message names `what`.
     """
     try:
         loads(dumps(Run(id="0000", suite="", command="", started="", **parts)))
-    except Exception as error:  # whatever is in them, the run goes on
+    except Exception as error:  # catches everything: the run continues whatever they contain
         raise WorkerError(f"worker: its {what} cannot be kept ({error})") from None
 
 
 def _misfit(process: Worker) -> Loss | None:
-    """The loss of a worker whose environment no run file can hold; None where it fits."""
+    """Return the loss of a worker whose environment no run file can hold; None if it fits."""
     try:
         check_kept("environment", environments=(process.environment,))
     except WorkerError as error:

@@ -1,7 +1,7 @@
-"""An executor: where a group is measured from its first request to its last record, one device with its worker.
+"""An executor: measures a group from its first request to its last record, on one device with its worker.
 
-It is the one seam of a run's schedule (`sweep.run`, `sweep.schedule`): a GPU here, one of several here, or one on
-another machine take the same groups and hand back the same `Measured`.
+It is the one interface of a run's schedule (`sweep.run`, `sweep.schedule`): a local GPU, one of several local GPUs, or
+one on another machine take the same groups and return the same `Measured`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from attnbench.sweep.group import ConfirmedFailures, GroupMeasurement
 
 
 class ExecutorLost(NothingToRun):
-    """An executor measures no more: its machine is gone, or its worker never started.
+    """An executor cannot measure any more: its machine is gone, or its worker never started.
 
     Args:
-        reason: in words.
-        measuring: a group was at work, and may be what did it.
+        reason: the message.
+        measuring: a group was being measured, and may be the cause.
     """
 
     def __init__(self, reason: str, *, measuring: bool) -> None:
@@ -35,14 +35,14 @@ class ExecutorLost(NothingToRun):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What an executor says of a group while it measures it."""
+    """Progress of an executor with a group."""
 
     text: str = ""
-    "what is being done"
+    "current activity"
     group: PlannedGroup | None = None
     backend: str | None = None
     record: Record | None = None
-    "one that a request gave; a later one of the same backend may replace it"
+    "result of a request; a later one of the same backend may replace it"
 
 
 OnProgress = Callable[[Progress], None]
@@ -50,63 +50,63 @@ OnProgress = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What measuring one group gave."""
+    """Result of measuring one group."""
 
     records: tuple[Record, ...]
-    "of every backend of the group; their `environment` counts in `environments`"
+    "of every backend of the group; their `environment` is an index of `environments`"
     environments: tuple[Environment, ...]
     sampling_s: float
-    "wall time spent taking samples"
+    "wall time spent sampling"
 
 
 class Executor(Protocol):
     """Measures groups, one at a time."""
 
     name: str
-    "cuda:1, or also the machine: for the eye"
+    "for display: cuda:1, with several machines also the machine"
 
     def order(self) -> str:
-        """What executors are opened in the order of, the same for one GPU in every process."""
+        """Key by which executors are opened in order, the same for one GPU in every process."""
 
     def open(self, on_progress: OnProgress) -> None:
-        """Make it ours; other runs are kept off from here on.
+        """Reserve the device for this run.
 
         Raises:
-            ExecutorLost: it is not there.
+            ExecutorLost: the device does not exist.
             Unavailable: another run has it.
         """
 
     def measure(self, group: PlannedGroup, settings: Settings, on_progress: OnProgress) -> Measured:
-        """Measure a group; the executor's own device takes the place of that of `settings`.
+        """Measure a group; the executor's own device replaces that of `settings`.
 
         Raises:
-            ExecutorLost: it can measure no more; nothing of the group is known.
+            ExecutorLost: it cannot measure any more; it has no results for the group.
             Stopped: `stop` was called meanwhile.
         """
 
     def interrupt(self, name: str, *, at_once: bool) -> bool:
-        """From a handler of the signal `name`, or another thread: end with what is enough for records, or at once.
+        """From the handler of signal `name` or another thread: end with enough samples for records, or at once.
 
         Returns:
-            Whether a group is in hand: `measure` returns soon, or raises `Stopped` where nothing of it is to be had.
+            Whether a group is being measured: `measure` then returns soon, or raises `Stopped` if it has no results.
         """
 
     def stop(self) -> None:
-        """From another thread: end what is being measured."""
+        """From another thread: end the current measurement."""
 
     def close(self) -> None:
-        """End its processes, and let others have it."""
+        """End its processes, and release the device."""
 
 
 class DeviceExecutor:
-    """A device of this machine.
+    """An executor for a device of this machine.
 
     Args:
         device: what is measured on.
         files: paths of --backends files.
         measured_before: a worker of this run has been on this device.
-        wait: for another run to let go of the GPU; False refuses.
-        beside: further devices that its groups are spread over (`Workload.devices`): held too.
+        wait: for another run to release the GPU; False refuses.
+        beside: further devices that its groups are spread over (`Workload.devices`); they are reserved too.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class DeviceExecutor:
         self._measuring = False
         self._on_progress: OnProgress = lambda progress: None
         self.ahead: CompiledAhead | None = None
-        "of the run's plan, while it is carried out"
+        "for the run's plan, while it is carried out"
 
     def order(self) -> str:
-        """Its first GPU's UUID."""
+        """Return the UUID of its first GPU."""
         return self._locks[0].order()
 
     def open(self, on_progress: OnProgress) -> None:
-        """Take the lock of each GPU, in an order that all processes have; of all or of none."""
+        """Take the locks of all its GPUs or of none, in an order that is the same in all processes."""
         try:
             for lock in self._locks:
                 lock.acquire(lambda text: on_progress(Progress(text)))
@@ -142,16 +142,16 @@ class DeviceExecutor:
             raise
 
     def measure(self, group: PlannedGroup, settings: Settings, on_progress: OnProgress) -> Measured:
-        """Measure a group here."""
+        """Measure a group on this device."""
         self._on_progress = on_progress
         if group.replicate != self._replicate:
-            self.worker.close()  # replicates are of fresh processes
+            self.worker.close()  # each replicate is measured in new processes
             self._replicate = group.replicate
         before, own = self.worker.sampling_s, dataclasses.replace(settings, device=str(self.device))
         self._measuring = True
         try:
             if self.ahead is not None:
-                self.worker.begin()  # it starts while kernels are compiled
+                self.worker.begin()  # starts while kernels are compiled
                 self.ahead.wait_for(group, lambda text: on_progress(Progress(text, group)))
             records = GroupMeasurement(self.worker, group, own, self._known_failures).records()
         except NothingToRun as error:
@@ -161,20 +161,20 @@ class DeviceExecutor:
         return Measured(records, tuple(self.worker.environments), self.worker.sampling_s - before)
 
     def interrupt(self, name: str, *, at_once: bool) -> bool:
-        """End what is being measured in order, and what it waits for."""
+        """End the current measurement in order, and the compilation it waits for."""
         self.worker.interrupt(name, at_once=at_once)
         if self.ahead is not None:
             self.ahead.give_up()
         return self._measuring
 
     def stop(self) -> None:
-        """End what is being measured, and what it waits for."""
+        """End the current measurement, and the compilation it waits for."""
         if self.ahead is not None:
             self.ahead.give_up()
         self.worker.stop()
 
     def close(self) -> None:
-        """End the worker, and let other runs have the GPU."""
+        """End the worker, and release the GPU."""
         self.worker.close()
         self._release()
 
@@ -182,12 +182,12 @@ class DeviceExecutor:
         for lock in self._locks:
             lock.release()
 
-    # ── what the worker says (`sweep.device_worker.Listener`) ──────────────────────────────────────
+    # ── calls of the worker (`sweep.device_worker.Listener`) ───────────────────────────────────────
 
     def on_activity(self, text: str, group: PlannedGroup | None = None, backend: str | None = None) -> None:
-        """Pass on what a worker is doing."""
+        """Pass on the worker's activity."""
         self._on_progress(Progress(text, group, backend))
 
     def on_record(self, group: PlannedGroup, record: Record) -> None:
-        """Pass on a record of the group in flight."""
+        """Pass on a record of the current group."""
         self._on_progress(Progress(group=group, backend=record.backend, record=record))

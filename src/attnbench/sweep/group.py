@@ -1,16 +1,16 @@
-"""The blame inside one group: all its backends measured together, and whoever fails there once more alone.
+"""Decides which backend of a group to blame: all are measured together, and one that fails there once more alone.
 
-A process is shared.  A thread that one backend left running, a write past a tensor or a late error of the GPU shows in
-whichever backend is at work then.  So a failure in a process that other backends were in is only a suspicion.  The
-backend is measured once more in a fresh process that no other backend touches:
+Backends share a process.  A thread that one of them left running, a write past a tensor or a late GPU error shows up
+in whichever backend is running then.  So a failure in a process that other backends have used is only a suspicion.  The
+backend is measured again in a new process that no other backend uses:
 
     it fails there too      that is its record, and the rest of the group is measured on
-    it passes there         another backend did the harm: each backend that has no record yet is measured in a
-                            fresh process beside the baseline, and alone where that fails
+    it passes there         another backend caused the failure: each backend that has no record yet is measured in a
+                            new process beside the baseline, and alone if that fails
 
-A worker that was ended by a signal from outside (the OOM killer, an operator) is no backend's fault the first time: the
-same request is made again.  Which groups are measured, and when, is `sweep.run`; how a request is carried out,
-`sweep.device_worker`.
+If a signal from outside (the OOM killer, an operator) ended a worker, no backend is blamed the first time: the same
+request is repeated.  `sweep.run` decides which groups are measured, and when; `sweep.device_worker` carries
+requests out.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from attnbench.worker.parts import joined, moved, rounds_taken
 from attnbench.worker.process import Loss
 
 MOST_LOSSES = 3
-"""Workers lost in one group with nobody to blame before the group is given up."""
+"""Workers lost in one group without a backend to blame before the group is given up."""
 
 CONVICTIONS = frozenset({Status.INCORRECT, Status.OOM, Status.TIMEOUT, Status.CRASHED, Status.FAILED})
-"""Outcomes that need a process which no other backend touched."""
+"""Statuses that have to be confirmed in a process which no other backend has used."""
 
 APART = "measured apart: in a process with others a backend failed that passes alone"
-BY_ITSELF = "measured by itself: what it left changed cannot be put back"
+BY_ITSELF = "measured by itself: what it left changed cannot be restored"
 
 
 class Requests(Protocol):
-    """What carries requests out: `sweep.device_worker.DeviceWorker`."""
+    """Carries requests out: `sweep.device_worker.DeviceWorker`."""
 
     def renew(self) -> None:
-        """Have the next request carried out by a process that no backend was in."""
+        """Have the next request carried out by a new process, which no backend has used."""
 
     def attempt(self, group: PlannedGroup, names: Sequence[str], settings: Settings) -> Attempt:
-        """Have some backends of a group measured."""
+        """Measure some backends of a group."""
 
     def failure(self, group: PlannedGroup, name: str, settings: Settings, loss: Loss) -> Record:
-        """The record of a backend with which a worker was lost."""
+        """Return the record of a backend blamed for the loss of a worker."""
 
 
 class _Interrupted(Exception):
@@ -61,12 +61,12 @@ class _Interrupted(Exception):
 
 @dataclass(slots=True)
 class ConfirmedFailures:
-    """Exceptions that a backend has been seen to raise alone, so that a long run starts no process for each."""
+    """Exceptions that a backend has raised alone, so that a long run does not start a process to confirm each."""
 
     _seen: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, record: Record) -> None:
-        """Remember how a backend failed alone."""
+        """Remember a failure of a backend that was alone."""
         if record.status is Status.FAILED:
             self._seen.add(_failure_key(record))
 
@@ -75,7 +75,7 @@ class ConfirmedFailures:
 
 
 def _failure_key(record: Record) -> tuple[str, str]:
-    """Backend and words, without the numbers that differ from case to case."""
+    """Return backend and message, without the numbers that differ from case to case."""
     return parse_selector(record.backend)[0], re.sub(r"\d+", "#", record.reason or "")
 
 
@@ -88,17 +88,17 @@ class GroupMeasurement:
         self.requests, self.group, self.settings, self.known_failures = requests, group, settings, confirmed
         self.done: dict[str, Record] = {}
         self.cleared: dict[str, Record] = {}
-        "how backends ended beside others that pass alone"
+        "failed records of backends that passed alone"
         self.separate: list[str] = []
-        "backends that left changed what cannot be put back: measured by themselves when the others are done"
+        "backends that left a setting changed that cannot be restored: measured by themselves after the others"
         self.together: dict[str, Record] = {}
-        "of the last request for all that were left: those that nothing is held against"
+        "records without suspicion of the last request for all backends that were left"
         self.began = time.monotonic()
 
     def records(self) -> tuple[Record, ...]:
-        """The record of each backend, in the group's order.
+        """Return the record of each backend, in the group's order.
 
-        Where the run is to end, whoever has no samples enough is skipped, with the reason.
+        If the run is to end, backends without enough samples are skipped, with the reason.
 
         Raises:
             NothingToRun: no worker could be started.
@@ -126,7 +126,7 @@ class GroupMeasurement:
             passes_alone = self._retried_alone(attempt)
             if loss is not None and attempt.blamed is None:
                 nobody += 1
-                # The harness has many timeouts for one step; it would take as long again.
+                # The harness has many timeouts for one step, and a repetition would take as long again.
                 if nobody == MOST_LOSSES or loss.status is Status.TIMEOUT:
                     if loss.status is not Status.TIMEOUT and self._one_passes(pending):
                         self._apart()
@@ -137,12 +137,12 @@ class GroupMeasurement:
                 self._apart()
             elif all(name in found for name in pending):
                 self.done |= found
-            # Otherwise those that passed are measured again with the rest: a group is one comparison.
+            # Without this, those that passed are measured again with the rest: a group is one comparison.
         for name in self.separate:
             self._in_own_process(name)
 
     def _request(self, names: Sequence[str], *, fresh: bool = False) -> Attempt:
-        """One request, made again where a signal from outside ended it; a loss is the record of the backend blamed."""
+        """Make one request, repeated if a signal from outside ended it; a loss becomes the blamed backend's record."""
         if fresh:
             self.requests.renew()
         attempt = self.requests.attempt(self.group, names, self.settings)
@@ -154,7 +154,7 @@ class GroupMeasurement:
         if attempt.loss is not None and attempt.loss.interrupted:
             raise _Interrupted(attempt.loss)
         loss, name = attempt.loss, attempt.blamed
-        # Its fault may be known already, and only closing it may have ended the worker.
+        # A backend that has failed already may have ended the worker only when it was closed.
         if loss is not None and not loss.stuck and name is not None and not _failed(attempt.found.get(name)):
             attempt.found[name] = self._lost(name, loss)
         return attempt
@@ -162,13 +162,13 @@ class GroupMeasurement:
     def _lost(self, name: str, loss: Loss) -> Record:
         return self.requests.failure(self.group, name, self.settings, loss)
 
-    # ── who fails alone too ────────────────────────────────────────────────────────────────────────
+    # ── which backends fail alone too ──────────────────────────────────────────────────────────────
 
     def _retried_alone(self, attempt: Attempt) -> bool:
-        """Replace each failure by how that backend fails alone; whether one of them passes alone."""
+        """Replace each failure by the backend's failure alone; return whether any of them passes alone."""
         found = attempt.found
         failed = [record for record in found.values() if record.status in CONVICTIONS]
-        # Where all fail alike, the cause is the case or the machine: one trial stands for all.
+        # If all fail alike, the cause is the case or the machine, and one trial is enough for all.
         ways = {(record.status, record.reason) for record in failed}
         alike = len(ways) == 1 and len(failed) == len(attempt.names)
         for record in failed:
@@ -188,7 +188,7 @@ class GroupMeasurement:
         return bool(self.cleared)
 
     def _trial(self, name: str) -> Record | None:
-        """How a backend fails in a process that no other backend touched; None where it passes."""
+        """Return a backend's failure in a process that no other backend has used; None if it passes."""
         record = self._request([name], fresh=True).found.get(name)
         if record is None or record.status is Status.PASSED:
             return None
@@ -202,26 +202,26 @@ class GroupMeasurement:
         return any(record is not None and not _failed(record) for record in trials)
 
     def _by_itself(self, name: str) -> dict[str, Record]:
-        """A backend measured in a process that no other backend touches; its record, however that ends."""
+        """Measure a backend in a process that no other backend uses; return its record, passed or not."""
         attempt = self._request([name], fresh=True)
         if attempt.loss is not None and not _failed(attempt.found.get(name)):
             attempt.found[name] = self._lost(name, attempt.loss)
         return attempt.found
 
     def _in_own_process(self, name: str) -> None:
-        """Measure a backend that leaves changed what cannot be put back: it shares no round with another one."""
+        """Measure a backend that leaves irreversible changes in its own process; it shares no round with others."""
         rounds = max(map(rounds_taken, self.done.values()), default=0)
         record = moved(self._by_itself(name)[name], rounds=rounds, seconds=time.monotonic() - self.began)
         self.done[name] = dataclasses.replace(record, notes=(*record.notes, BY_ITSELF))
         self.requests.renew()
 
-    # ── each apart ─────────────────────────────────────────────────────────────────────────────────
+    # ── each backend apart ─────────────────────────────────────────────────────────────────────────
 
     def _apart(self) -> None:
-        """Measure each backend that has no record yet in a process of its own, beside the baseline."""
+        """Measure each backend that has no record yet in its own process, beside the baseline."""
         baseline = self.settings.baseline
         rounds = max(map(rounds_taken, self.done.values()), default=0)
-        self.together = {}  # somebody did harm in their process
+        self.together = {}  # their process was damaged by one of them
         for name in sorted(self.group.backends, key=lambda one: one != baseline):
             if name in self.done or name in self.separate:
                 continue
@@ -233,10 +233,10 @@ class GroupMeasurement:
             self.done[name] = dataclasses.replace(own, notes=(*own.notes, APART, *notes))
             if baseline in found and baseline != name:
                 self.done[baseline] = joined(self.done[baseline], found[baseline])
-        self.requests.renew()  # the damage may be in the process
+        self.requests.renew()  # the process may be damaged
 
     def _beside_baseline(self, name: str) -> tuple[dict[str, Record], list[str]]:
-        """Records of a backend, and of the baseline if that went beside it; with what is to be noted of it."""
+        """Return records of a backend, and of the baseline if measured beside it; with notes on the backend."""
         baseline = self.settings.baseline
         notes = [_cleared(self.cleared[name])] if name in self.cleared else []
         if baseline is not None and baseline in self.done and self.done[baseline].status is Status.PASSED:
@@ -256,7 +256,7 @@ def _cleared(record: Record) -> str:
 
 
 def _beside(attempt: Attempt, baseline: str) -> str:
-    """What happened to two that were in one process."""
+    """Describe what happened to two backends in one process."""
     said = [
         f"{name} {record.status.value}: {record.reason}" for name, record in attempt.found.items() if _failed(record)
     ]

@@ -1,8 +1,8 @@
-"""Signals that end a run while its groups are measured: what is measured is handed over first.
+"""Signals that end a run while its groups are measured: results so far are collected first.
 
-The first asks for an end in order: the groups in hand end with the round in hand, checked like any other, and nobody
-begins another one.  The second ends them at once; what was handed over until then is kept.  From the third on, and
-where no group is in hand, a signal does what it did before: it raises.
+The first signal ends the run in order: groups being measured end after the current round, checked as usual, and no
+other group is started.  The second ends them at once; results collected until then are kept.  From the third on, and
+when no group is being measured, a signal does what it did before: it raises.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 IN_ORDER, AT_ONCE = 1, 2
-"""Which signal, counted from one."""
+"""Number of the signal, from one."""
 
 
 class Interruption(AbstractContextManager["Interruption"]):
-    """While open, hears the signals that a handler of Python's would have; in a thread but the main one it hears none.
+    """While open, handles the signals that have a Python handler; outside the main thread it handles none.
 
     Args:
-        on_signal: called in the handler, with the signal's name and whether to end at once; says whether a group is in
-            hand, which ends by itself then.
+        on_signal: called in the handler, with the signal's name and whether to end at once; returns whether a group is
+            being measured, which then ends by itself.
     """
 
     def __init__(self, on_signal: Callable[[str, bool], bool]) -> None:
@@ -37,7 +37,7 @@ class Interruption(AbstractContextManager["Interruption"]):
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
-                if callable(before := signal.getsignal(number)):  # SIG_DFL and SIG_IGN stay what they are
+                if callable(before := signal.getsignal(number)):  # SIG_DFL and SIG_IGN are not replaced
                     self._before[number] = before
                     signal.signal(number, self._hear)
         return self
@@ -49,7 +49,7 @@ class Interruption(AbstractContextManager["Interruption"]):
             signal.signal(number, before)
 
     def pass_on(self) -> None:
-        """Do what the first signal would have done, had there been one."""
+        """Do what the first signal, if any, would have done without this."""
         if self.number is not None:
             self._before[self.number](self.number, None)
 

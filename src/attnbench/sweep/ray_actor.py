@@ -1,7 +1,7 @@
-"""What runs on a machine of a Ray cluster: it unpacks the code that came along and owns an executor there.
+"""The actor on a machine of a Ray cluster: unpacks the code sent with it and owns an executor there.
 
 It is sent to the cluster by value and imports nothing of ours before it has unpacked it: the machine needs Ray, torch
-and whatever the backends need, but no attnbench.  It never touches CUDA: the worker process of its executor does.
+and the libraries of the backends, but no attnbench.  It never uses CUDA: the worker process of its executor does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
-"""Variables that an actor has beyond those it was started with: one thread of OpenMP, and a debugger of Ray's."""
+"""Variables that Ray sets in an actor: one OpenMP thread, and its debugger."""
 
 
 class RemoteExecutor:
@@ -39,7 +39,7 @@ class RemoteExecutor:
         self._folder = tempfile.TemporaryDirectory(prefix="attnbench-")
         paths = []
         for number, (name, content) in enumerate(files):
-            path = Path(self._folder.name) / str(number) / name  # two may have one name
+            path = Path(self._folder.name) / str(number) / name  # two files may have the same name
             path.parent.mkdir()
             path.write_bytes(content)
             paths.append(str(path))
@@ -47,7 +47,7 @@ class RemoteExecutor:
         self._executor = DeviceExecutor(first, tuple(paths), wait=False, beside=others)
 
     def open(self) -> tuple[str, bool] | None:
-        """Take the lock of the GPU; why it is not ours, and whether to wait for another run that holds it."""
+        """Lock the GPU; otherwise return why it is not available, and whether to wait for the run that has it."""
         from attnbench.errors import Unavailable
         from attnbench.machine.gpu_lock import Held
 
@@ -58,7 +58,7 @@ class RemoteExecutor:
         return None
 
     def measure(self, group: str, settings: str) -> str:
-        """Measure a group; all as JSON, since classes of the caller may be of another version."""
+        """Measure a group; all values are JSON, since the caller's classes may be of another version."""
         from attnbench.record import PlannedGroup, Settings, from_dict, to_dict
         from attnbench.sweep.executor import ExecutorLost
 
@@ -81,16 +81,16 @@ class RemoteExecutor:
         )
 
     def close(self) -> None:
-        """End the worker and let go of the GPU."""
+        """End the worker and release the GPU."""
         self._executor.close()
         self._folder.cleanup()
 
 
 def as_its_raylet() -> str | None:
-    """Undo what Ray did to this thread, so that a worker is one as the local engine starts it.
+    """Undo what Ray changed in this thread, so that a worker is started as by the local engine.
 
     Returns:
-        What could not be undone, for the records.
+        A note for the records on what could not be undone.
     """
     at_first = Path("/proc/self/environ").read_bytes().split(b"\0")
     for name in SET_BY_RAY:
@@ -106,7 +106,7 @@ def as_its_raylet() -> str | None:
 
 
 def _unpacked(code: bytes, digest: str) -> Path:
-    """The folder with the package, unpacked once a machine: in this user's own cache, where nobody else writes."""
+    """Return the folder of the package, unpacked once per machine: in the user's own cache, writable by nobody else."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnbench" / "code"
     place = cache / digest
     if place.is_dir():
@@ -123,6 +123,6 @@ def _unpacked(code: bytes, digest: str) -> Path:
 
 
 def actor_class(ray: Any) -> Any:
-    """The class as Ray takes it: never restarted, and each call is made once at most."""
+    """Return the class for Ray: actors are never restarted, and each call is made at most once."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     return ray.remote(max_restarts=0, max_task_retries=0)(RemoteExecutor)

@@ -1,8 +1,8 @@
 """Executors on a Ray cluster: an actor a GPU, or a team of GPUs, each with the same worker process as here.
 
-The queue is ours (`sweep.schedule`).  A machine that is lost takes its actor along, and so the group that was at work
-there, which another measures.  The code of this package and the --backends files travel; libraries do not: what each
-machine has of them is in the environment of its records.
+The queue is ours (`sweep.schedule`).  If a machine is lost, its actor and the group being measured there are lost too,
+and another executor measures that group.  The code of this package and the --backends files are sent along; libraries
+are not: the environment of each record says what its machine has.
 """
 
 from __future__ import annotations
@@ -31,40 +31,40 @@ from attnbench.sweep.device_worker import Stopped, accepted, check_kept
 from attnbench.sweep.executor import ExecutorLost, Measured, OnProgress, Progress
 
 ANSWER_S = 5.0
-"""For the address to take a connection."""
+"""Time limit for a connection to the address."""
 START_S = 60.0
-"""For an actor to be ready: it imports no torch."""
+"""Time limit for an actor to be ready: it imports no torch."""
 LOOK_S = 1.0
-"""How often a GPU that another run holds is asked for, and the head whether it is there."""
+"""Interval of attempts at a GPU that another run has, and of checks that the head is there."""
 HEAD_S = 20.0
-"""That the head may be silent."""
+"""Longest accepted silence of the head."""
 WORDS = 200
-"""Of an error of Ray's, at most."""
+"""Most characters of a Ray error that are shown."""
 CLOSE_S = 20.0
-"""For an actor to end its worker; it takes a second."""
+"""Time limit for an actor to end its worker; it takes a second."""
 SURROUNDINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Of something that takes connections and is no Ray: ten seconds instead of minutes.
+    # For an address that accepts connections and is not Ray: ten seconds instead of minutes.
     "RAY_gcs_rpc_server_connect_timeout_s": "2",
     "RAY_py_gcs_connect_timeout_s": "4",
     "RAY_NUM_REDIS_GET_RETRIES": "1",
-    # Without a head it would end this process after 60 seconds, with nothing said of what was measured.
+    # Without a head, Ray would end this process after 60 seconds, with no report of what was measured.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
 }
-"""Variables that Ray reads when it is imported, unless they are set."""
+"""Variables that Ray reads on import; set unless they already are."""
 WHO = "attnbench run"
 
 
 class Silent(ExecutorLost):
-    """An actor has not answered in time."""
+    """An actor did not answer in time."""
 
 
 class Head:
-    """The machine that a cluster cannot be without.
+    """The head machine, without which a cluster does not work.
 
     Args:
         host: of the cluster's address.
-        port: likewise.
+        port: of the cluster's address.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -76,15 +76,15 @@ class Head:
         """Open a connection, and close it.
 
         Raises:
-            OSError: it takes none.
+            OSError: the connection failed.
         """
         socket.create_connection((self.host, self.port), ANSWER_S).close()
 
     def check(self) -> None:
-        """Have a look where the last one is old.
+        """Check the connection if the last check is old.
 
         Raises:
-            ExecutorLost: nobody has answered for `HEAD_S`.
+            ExecutorLost: the head has not answered for `HEAD_S`.
         """
         with self._guard:
             if time.monotonic() - self._looked >= LOOK_S:
@@ -101,18 +101,18 @@ class Head:
 
 
 class RayExecutor:
-    """A device of a cluster."""
+    """An executor for a device of a cluster."""
 
     def __init__(self, ray: Any, name: str, actor: Any, head: Head, *, wait: bool) -> None:
         self.name, self._ray, self._actor, self._head, self._wait = name, ray, actor, head, wait
         self._interrupted = self._measuring = False
 
     def order(self) -> str:
-        """Its name: Ray gives a GPU to one actor at a time."""
+        """Return its name: Ray gives a GPU to one actor at a time."""
         return self.name
 
     def open(self, on_progress: OnProgress) -> None:
-        """Have the actor take the lock of its GPU, as soon as Ray has started it there."""
+        """Have the actor take the lock of its GPU, once Ray has started it there."""
         call, said = self._actor.open.remote(), set[str]()
         while True:
             try:
@@ -134,7 +134,7 @@ class RayExecutor:
             time.sleep(LOOK_S)
 
     def measure(self, group: PlannedGroup, settings: Settings, on_progress: OnProgress) -> Measured:
-        """Measure a group there."""
+        """Measure a group on that device."""
         on_progress(Progress("measuring", group))
         words = (json.dumps(to_dict(one)) for one in (group, settings))
         self._measuring = True
@@ -148,12 +148,12 @@ class RayExecutor:
             raise ExecutorLost(str(error), measuring=True) from None
 
     def interrupt(self, name: str, *, at_once: bool) -> bool:
-        """What it is measuring is given up: the actor hears nothing while it measures."""
+        """Give up the current measurement: the actor receives no calls while it measures."""
         self._interrupted = True
         return self._measuring
 
     def stop(self) -> None:
-        """End the actor, and with it what it is measuring."""
+        """End the actor, and with it the current measurement."""
         self._ray.kill(self._actor)
 
     def close(self) -> None:
@@ -173,21 +173,21 @@ class RayExecutor:
                 self._head.check()
                 if self._interrupted:
                     self._interrupted = False
-                    self.stop()  # or closing it would wait for what it is measuring
+                    self.stop()  # otherwise closing would wait for the measurement
                     raise Stopped from None
                 if timeout_s is not None and time.monotonic() - asked >= timeout_s:
                     raise Silent(f"no answer within {timeout_s:g} s", measuring=False) from None
             except errors.RayError as error:
-                # One that cannot be placed has measured nothing.
+                # An actor that could not be placed has measured nothing.
                 measuring = not isinstance(error, errors.ActorUnschedulableError)
                 raise ExecutorLost(_in_words(error, errors), measuring=measuring) from None
             except KeyboardInterrupt:
-                self.stop()  # or closing it would wait for what it is measuring
+                self.stop()  # otherwise closing would wait for the measurement
                 raise
 
 
 def _in_words(error: Exception, errors: Any) -> str:
-    """What an error of Ray's says of an actor; the last line of a traceback is its cause."""
+    """Describe a Ray error of an actor; the last line of its traceback is the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     cause = f": {lines[-1][:WORDS]}" if lines else ""
     gone = isinstance(error, (errors.RayActorError, errors.ActorUnschedulableError))
@@ -196,11 +196,11 @@ def _in_words(error: Exception, errors: Any) -> str:
 
 
 def read_answer(answer: Any, group: PlannedGroup) -> Measured:
-    """What an actor says that it measured, held against what was asked of it.
+    """Parse an actor's answer and check it against the request.
 
     Raises:
-        ExecutorLost: it says that its executor is lost.
-        WorkerError: it is no answer to this.
+        ExecutorLost: the answer says that the executor is lost.
+        WorkerError: it is not a valid answer to this request.
     """
     try:
         said = json.loads(answer)
@@ -226,7 +226,7 @@ def ray_executors(
     """An executor for each GPU of a cluster, or each `size` GPUs of a machine; for the device cpu, for each machine.
 
     Args:
-        address: HOST:PORT of the cluster; this machine has to be one of it.
+        address: HOST:PORT of the cluster; this machine has to belong to it.
         device: cpu, or any GPU.
         files: paths of --backends files.
         wait: for other runs to let go of their GPUs.
@@ -259,7 +259,7 @@ def ray_executors(
 
 
 def packed_code() -> bytes:
-    """This package as a zip file: the same bytes for the same code."""
+    """Return this package as a zip file, with the same bytes for the same code."""
     root, data = Path(attnbench.__file__).parent, io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(root.rglob("*")):
@@ -270,7 +270,7 @@ def packed_code() -> bytes:
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Put back what SIGTERM does: Ray's way prints the stacks of its threads and leaves nothing that was measured."""
+    """Restore the SIGTERM handler: Ray's prints the stacks of its threads and keeps nothing that was measured."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if threading.current_thread() is threading.main_thread() and before is not None:
@@ -278,7 +278,7 @@ def _own_sigterm() -> Iterator[None]:
 
 
 def _connected(address: str) -> tuple[Any, Head]:
-    """Ray, connected to a cluster, and that cluster's head."""
+    """Connect to a cluster; return the ray module and the cluster's head."""
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")  # IPv6
     if not host or "/" in host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:

@@ -1,7 +1,8 @@
-"""A run carried out: groups given to executors, records taken in, written after each group, resumed where it stopped.
+"""Carries out a run: gives groups to executors, collects records, writes after each group, resumes after a stop.
 
-`sweep.schedule` decides who measures which group next; `sweep.executor` is where a group is measured; there `sweep.group`
-decides who is to blame when a backend fails or a worker is lost, and `sweep.device_worker` carries its requests out.
+`sweep.schedule` decides which executor measures which group next; `sweep.executor` measures a group; there,
+`sweep.group` decides which backend to blame for a failure or a lost worker, and `sweep.device_worker` carries out its
+requests.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from attnbench.worker.process import cut_short, ended_from_outside
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """News of a run, for a progress bar."""
+    """An event of a run, for a progress bar."""
 
     kind: str
     """start, waiting (for a GPU that somebody else has, in `text`), activity, record, group, lost (an executor of several,
@@ -42,13 +43,13 @@ class Event:
     group: str | None = None
     backend: str | None = None
     done: int = 0
-    "records written so far, of `total`"
+    "records written so far, out of `total`"
     total: int = 0
     sampling_s: float = 0.0
-    "wall time spent taking samples, so far"
+    "wall time spent sampling so far"
     record: Record | None = None
     run: Run | None = None
-    "of start, group, ending and done: the run with all its records so far"
+    "for start, group, ending and done: the run with all its records so far"
 
 
 OnEvent = Callable[[Event], None]
@@ -63,20 +64,20 @@ def execute(
     executors: Sequence[Executor] = (),
     jobs: int | None = None,
 ) -> Run:
-    """Carry out `run.plan`; records that `run` already has are kept and not measured again.
+    """Carry out `run.plan`; existing records of `run` are kept and not measured again.
 
     Args:
         run: plan and settings; `settings.device` is cpu, cuda or cuda:N.
         path: run file, written after every group; None writes nothing.
         backend_files: paths of --backends files.
         on_event: called with each event, in this thread.
-        executors: what measures; empty stands for `settings.device`.
-        jobs: processes that compile kernels ahead, 0 leaves them to first calls; None: one a core.
+        executors: that measure the groups; empty: one for `settings.device`.
+        jobs: processes that compile kernels ahead; 0 leaves that to first calls; None: one per core.
 
     Raises:
         NothingToRun: no worker could be started, or no executor is left.
         UsageError: the run file cannot be written; the event `done` has the run.
-        Unavailable: clocks were to be locked and may not be, or another run has the GPU.
+        Unavailable: clocks were to be locked but may not be, or another run has the GPU.
     """
     with ExitStack() as closing:
         execution = closing.enter_context(Execution(run, path, backend_files, on_event, executors))
@@ -92,7 +93,7 @@ def execute(
 class Execution(AbstractContextManager["Execution"]):
     """A run in progress: its records so far, and the executors that measure its groups.
 
-    `execute` carries out a plan.  A search that chooses its next group by the last result asks for `one` at a time.
+    `execute` carries out a plan.  A search that chooses its next group by the last result calls `one` for each group.
     """
 
     def __init__(
@@ -112,13 +113,13 @@ class Execution(AbstractContextManager["Execution"]):
         "those that could be opened"
         self.total = sum(len(group.backends) for group in run.plan)
         self.sampling_s = 0.0
-        "wall time spent taking samples, so far: of all executors together"
+        "wall time spent sampling so far, summed over executors"
         self._known: dict[str, set[str]] = {}
-        "backends that have a record, by group in flight"
+        "backends that have a record, by group being measured"
         self._standing: dict[str, tuple[Record, ...]] = {}
-        "records in the file of groups that are measured again, by group: they stand until there are new ones"
+        "records in the file of groups that are measured again, by group; they are kept until there are new ones"
         self._interruption: Interruption | None = None
-        "while groups are measured"
+        "set while groups are measured"
         self._said_ending = self._said_unwritten = False
         self._order = {group.group: number for number, group in enumerate(run.plan)}
 
@@ -129,7 +130,7 @@ class Execution(AbstractContextManager["Execution"]):
             self._lock.enter_context(sole_writer(self.writer.path))
             remove_drafts(self.writer.path)
         try:
-            # In one order: two runs that wait for each other's GPUs would wait for ever.
+            # In a fixed order: otherwise two runs could wait for each other's GPUs for ever.
             for executor in sorted(self._asked, key=lambda one: one.order()):
                 try:
                     executor.open(lambda progress: self._emit("waiting", text=progress.text))
@@ -151,12 +152,12 @@ class Execution(AbstractContextManager["Execution"]):
         self._close()
 
     def _close(self) -> None:
-        with self._lock, ExitStack() as closing:  # each, whatever comes of the others
+        with self._lock, ExitStack() as closing:  # close all executors, even if closing one fails
             for executor in self._asked:
                 closing.callback(executor.close)
 
     def one(self, group: PlannedGroup, settings: Settings) -> tuple[Record, ...]:
-        """Measure a group by settings of its own; the run keeps no record of it.
+        """Measure a group with settings of its own; the run keeps no record of it.
 
         Raises:
             NothingToRun: no worker could be started.
@@ -167,7 +168,7 @@ class Execution(AbstractContextManager["Execution"]):
         return self._taken(group, measured)
 
     def environment(self) -> Environment:
-        """What the worker of a single device runs on; starts it.
+        """Start the worker of a single device, and return its environment.
 
         Raises:
             NothingToRun: it could not be started.
@@ -180,7 +181,7 @@ class Execution(AbstractContextManager["Execution"]):
 
     @contextmanager
     def compiled_ahead(self, jobs: int) -> Iterator[None]:
-        """While open, have the kernels that the plan needs compiled by so many processes before its groups."""
+        """While open, have `jobs` processes compile the plan's kernels ahead of its groups."""
         local = [one for one in self.executors if isinstance(one, DeviceExecutor) and one.device.on_gpu]
         groups = groups_ahead(self._left(), self.files) if local and jobs else []
         if not groups:
@@ -193,12 +194,12 @@ class Execution(AbstractContextManager["Execution"]):
             yield
 
     def _left(self) -> list[PlannedGroup]:
-        """Groups that have not all their records."""
+        """Return the groups whose records are incomplete."""
         have = {(record.group, record.backend) for record in self.run.records}
         return [group for group in self.run.plan if any((group.group, name) not in have for name in group.backends)]
 
     def carry_out(self) -> Run:
-        """Measure what of the plan is not measured yet."""
+        """Measure the groups of the plan that are not measured yet."""
         self._emit("start")
         left = self._left()
         # A group is one comparison: what was measured before the stop is measured again.
@@ -217,12 +218,12 @@ class Execution(AbstractContextManager["Execution"]):
         return self.run
 
     def _in_the_file(self, groups: Collection[str]) -> dict[str, tuple[Record, ...]]:
-        """Records of some groups that an earlier part of this run has written."""
+        """Return the records of some groups that an earlier part of this run has written."""
         if self.writer is None or not is_file(self.writer.path):
             return {}
         try:
             there = read(self.writer.path)
-        except RunFileError:  # it is replaced
+        except RunFileError:  # the file will be replaced
             return {}
         mine = [one for one in there.records if there.id == self.run.id and one.group in groups]
         return {name: tuple(one for one in mine if one.group == name) for name in {one.group for one in mine}}
@@ -250,7 +251,7 @@ class Execution(AbstractContextManager["Execution"]):
                 words += [f"{kept} of {len(self.run.plan)} groups are kept", f"to finish: --resume {self.writer.path}"]
             raise NothingToRun("; ".join(words)) from None
 
-    # ── what executors say (`sweep.schedule`), always in this thread ─────────────────────────────────
+    # ── messages of executors (`sweep.schedule`), always in this thread ─────────────────────────────
 
     def _handle(self, executor: str, message: Message) -> None:
         if isinstance(message, Progress):
@@ -270,32 +271,32 @@ class Execution(AbstractContextManager["Execution"]):
         self._emit(kind, text=text, group=progress.group, backend=progress.backend, record=progress.record)
 
     def _keep(self, group: PlannedGroup, measured: Measured) -> None:
-        """Take the records of a group into the run, in the order of the plan."""
+        """Add the records of a group to the run, in the order of the plan."""
         taken = self._taken(group, measured)
         nothing = any(map(ended_from_outside, taken)) and all(one.status is Status.SKIPPED for one in taken)
         if nothing and (group.group in self._standing or not self._whole().records):
-            return  # an end that came too early takes nothing away, and leaves no file that has nothing
+            return  # an early end removes no records, and leaves no file without any
         self._standing.pop(group.group, None)
         self.run = self._with(taken)
         try:
             self._write()
-        except UsageError as error:  # a disk that is full may have room after the next group
+        except UsageError as error:  # a full disk may have room after the next group
             if not self._said_unwritten:
                 self._said_unwritten = True
                 self._emit("unwritten", text=f"{error}; measuring goes on, and it is tried again after each group")
         self._emit("group", group=group)
 
     def _with(self, records: Iterable[Record]) -> Run:
-        """The run with further records, in the order of the plan."""
+        """Return the run with further records, in the order of the plan."""
         those = sorted([*self.run.records, *records], key=lambda record: self._order[record.group])
         return dataclasses.replace(self.run, records=tuple(those))
 
     def _whole(self) -> Run:
-        """The run with the records that stand for groups to be measured again."""
+        """Return the run, including the old records of groups to be measured again."""
         return self._with(record for records in self._standing.values() for record in records)
 
     def _taken(self, group: PlannedGroup, measured: Measured) -> tuple[Record, ...]:
-        """The records of a group with their statistics, and with the run's numbers of environments."""
+        """Return the records of a group with their statistics, and with the run's indices of environments."""
         self._known.pop(group.group, None)
         self.sampling_s += measured.sampling_s
         numbers = [self._number(one) for one in measured.environments]
@@ -306,7 +307,7 @@ class Execution(AbstractContextManager["Execution"]):
         return derive(dataclasses.replace(self.run, records=tuple(records))).records
 
     def _number(self, environment: Environment) -> int:
-        """Number of an environment in the run, which it joins."""
+        """Return the index of an environment in the run; add it if it is new."""
         if environment not in self.run.environments:
             self.run = dataclasses.replace(self.run, environments=(*self.run.environments, environment))
         return self.run.environments.index(environment)
@@ -344,6 +345,6 @@ class Execution(AbstractContextManager["Execution"]):
 
 
 def without_interrupted(run: Run) -> Run:
-    """`run` without the records that a signal made what they are: they are to be measured again."""
+    """Return `run` without records that a signal cut short: they are to be measured again."""
     kept = tuple(one for one in run.records if not (ended_from_outside(one) or cut_short(one)))
     return dataclasses.replace(run, records=kept)

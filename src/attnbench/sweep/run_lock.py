@@ -1,6 +1,6 @@
-"""One process at a time writes a run file: of two that resume a run, the last to write would take the other's rows away.
+"""A lock of the run file: of two processes that resume a run, the last to write would remove the other's rows.
 
-A file beside it is locked while the run is carried out, and removed at its end; a dead holder's is nobody's.
+A file beside the run file is locked while the run is carried out, and removed at its end; a dead process holds no lock.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from attnbench.errors import Unavailable, UsageError, refusal
 from attnbench.machine.lock_file import holder, let_go, taken
 
 WITHOUT = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""A file system without locks: there two runs of one file are not seen."""
+"""Errors of a file system without locks, on which two runs into one file are not detected."""
 
 
 @contextlib.contextmanager
 def sole_writer(path: Path) -> Iterator[None]:
-    """While open, no other process carries out a run into `path`.
+    """While open, prevents other processes from carrying out a run into `path`.
 
     Raises:
-        Unavailable: another does.
-        UsageError: its folder takes no files.
+        Unavailable: another process does.
+        UsageError: no file can be created in its folder.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():  # a device or a pipe
@@ -46,16 +46,16 @@ def sole_writer(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # before it is let go of: whoever has it open by then looks again
+        with contextlib.suppress(OSError):  # before unlocking, so that a process that has it open tries again
             place.unlink()
         let_go(handle)
         if made:
-            with contextlib.suppress(OSError):  # it has files
+            with contextlib.suppress(OSError):  # the folder is not empty
                 path.parent.rmdir()
 
 
 def _taken(place: Path) -> int | None:
-    """The lock on the file that has this name: its last holder may have removed the one that was opened."""
+    """Lock the file that now has this name: its last holder may have removed the one that was opened."""
     while (handle := taken(place)) is not None:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), place.stat()):

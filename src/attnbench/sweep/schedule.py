@@ -1,8 +1,8 @@
-"""Groups from one queue to several executors: whoever is free takes the next, the longest first.
+"""Gives groups from one queue to several executors: a free one takes the next group, the longest first.
 
-A group is measured by one executor from start to end.  So are the replicates of a case: their spread is to be that of
-processes, not of GPUs.  When an executor is lost its group goes back into the queue, once: a group that was lost twice
-is `failed`, because it may be what loses them.
+One executor measures a group from start to end, and all replicates of a case, because their spread has to be that of
+processes, not of GPUs.  When an executor is lost its group returns to the queue once: a group that was lost twice
+is `failed`, because it may be the cause.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from attnbench.sweep.device_worker import Stopped
 from attnbench.sweep.executor import Executor, ExecutorLost, Measured, Progress
 
 MOST_EXECUTORS_LOST = 2
-"""Executors that a group may lose before its backends are blamed."""
+"""Executors that may be lost with a group before its backends are blamed."""
 
 
 class Queue:
-    """Groups that wait, those that are being measured, and where cases belong.
+    """Groups that wait, groups that are being measured, and the executor of each case.
 
     Args:
-        groups: in the order in which they are to be begun.
+        groups: in the order in which they are started.
     """
 
     def __init__(self, groups: Iterable[PlannedGroup]) -> None:
@@ -33,22 +33,22 @@ class Queue:
         self._in_flight: dict[str, PlannedGroup] = {}
         "by executor"
         self._homes: dict[str, str] = {}
-        "the executor of each case that was begun"
+        "the executor of each case that was started"
         self._stopped = False
         self._changed = threading.Condition()
 
     @property
     def stopped(self) -> bool:
-        """Nobody is to begin another group."""
+        """Whether no executor may start another group."""
         return self._stopped
 
     @property
     def waiting(self) -> int:
-        """Groups that nobody has begun, or not to the end."""
+        """Number of groups not started, or not finished."""
         return len(self._waiting)
 
     def take(self, executor: str) -> PlannedGroup | None:
-        """The next group for an executor, waited for while one in flight may come back; None when nothing is left."""
+        """Return the next group for an executor, waiting while one may be returned; None when nothing is left."""
         with self._changed:
             while not self._stopped:
                 for group in self._waiting:
@@ -62,13 +62,13 @@ class Queue:
             return None
 
     def done(self, executor: str) -> None:
-        """The group that an executor took is measured, or given up."""
+        """Remove an executor's group, which is measured or given up."""
         with self._changed:
             del self._in_flight[executor]
             self._changed.notify_all()
 
     def lost(self, executor: str, *, again: bool) -> None:
-        """An executor is gone: its cases are anybody's, and the group it was at waits again unless it is given up."""
+        """Remove an executor: its cases may go to any other, and its group waits again unless it is given up."""
         with self._changed:
             group = self._in_flight.pop(executor, None)
             if group is not None and again:
@@ -77,7 +77,7 @@ class Queue:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Nobody begins another group, and nobody waits for one."""
+        """Make `take` return None at once, for all executors."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -93,7 +93,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An executor measures no more."""
+    """An executor cannot measure any more."""
 
     error: ExecutorLost
 
@@ -103,7 +103,7 @@ class Over:
     """An executor has nothing more to do."""
 
     error: BaseException | None = None
-    "a mistake of ours, which ends the run"
+    "an error of ours, which ends the run"
 
 
 Message = Progress | Finished | Lost | Over
@@ -111,21 +111,21 @@ Handle = Callable[[str, Message], None]
 
 
 def in_order(groups: Sequence[PlannedGroup], seconds: Mapping[str, float]) -> list[PlannedGroup]:
-    """Groups for several executors: replicate by replicate, the longest first, so that all end at about one time."""
+    """Order groups for several executors: by replicate, then longest first, so that all finish at the same time."""
     return sorted(groups, key=lambda group: (group.replicate, -seconds.get(group.group, 0.0)))
 
 
 def run_groups(queue: Queue, settings: Settings, executors: Sequence[Executor], handle: Handle) -> None:
-    """Have groups measured by executors that are open, until none is left or the queue is stopped.
+    """Measure groups with open executors, until none is left or the queue is stopped.
 
     Args:
-        queue: groups in the order in which they are begun.
+        queue: groups in the order in which they are started.
         settings: of the run.
-        executors: at least one; with several each has a thread here.
-        handle: told in this thread what happens, with the name of the executor.
+        executors: at least one; if several, each has a thread.
+        handle: called in the calling thread with the executor's name and its messages.
 
     Raises:
-        ExecutorLost: no executor is left, and groups are.
+        ExecutorLost: no executor is left, but groups are.
     """
     dealer = _Dealer(queue, settings)
     if len(executors) == 1:
@@ -143,11 +143,11 @@ def _in_threads(dealer: _Dealer, executors: Sequence[Executor], handle: Handle) 
         error: BaseException | None = None
         try:
             dealer.work(executor, lambda name, message: inbox.put((name, message)))
-        except BaseException as found:  # handed to the thread that waits
+        except BaseException as found:  # raised again in the calling thread
             error = found
         inbox.put((executor.name, Over(error)))
 
-    # As daemons they do not outlive a second Ctrl-C; a worker dies with the process that started it.
+    # Daemon threads do not outlive a second Ctrl-C; a worker dies with the process that started it.
     threads = [threading.Thread(target=work, args=(executor,), daemon=True) for executor in executors]
     for thread in threads:
         thread.start()
@@ -171,7 +171,7 @@ def _in_threads(dealer: _Dealer, executors: Sequence[Executor], handle: Handle) 
 
 
 class _Dealer:
-    """What the threads of a schedule share."""
+    """State shared by the threads of a schedule."""
 
     def __init__(self, queue: Queue, settings: Settings) -> None:
         self.queue, self.settings = queue, settings
@@ -206,7 +206,7 @@ class _Dealer:
 
 
 def _given_up(group: PlannedGroup, reasons: Sequence[str]) -> Measured:
-    """Records of a group that executors were lost with."""
+    """Return the records of a group with which executors were lost."""
     reason = f"{len(reasons)} executors were lost while it was measured: {'; '.join(dict.fromkeys(reasons))}"
     blank = Record(
         workload=group.workload,

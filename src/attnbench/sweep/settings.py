@@ -1,6 +1,6 @@
-"""Whether the settings of a run can be carried out on its device: timer, cache state, clocks.
+"""Checks that the settings of a run can be used on its device: timer, cache state, clocks.
 
-Checked before anything starts.  `suites` reads the settings but knows no timer.
+These checks run before anything starts.  `suites` reads the settings but knows no timers.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from attnbench.record import Settings
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse settings that the device cannot be measured with.
+    """Refuse settings that cannot be used on the device.
 
     Raises:
         UsageError: no such timer.
-        Unavailable: the timer, the cache state or the clocks are not for this kind of device.
+        Unavailable: the timer, the cache state or locked clocks do not exist for this kind of device.
     """
     name, device = settings.timer, Device.parse(settings.device)
     timers = all_timers()

@@ -1,4 +1,4 @@
-"""The executors of this machine for a run: one a device, or one a team of devices where cases are spread over several."""
+"""The local executors of a run: one per device, or one per team of devices if cases are spread over several."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from attnbench.workloads.base import load_workload
 def executors_on(
     who: str, run: Run, devices: Sequence[Device] | None, files: Sequence[str], *, wait: bool = True
 ) -> list[DeviceExecutor]:
-    """One executor for each device, or for each team.
+    """Return one executor for each device, or for each team.
 
     Args:
-        who: for messages.
-        run: that is planned.
-        devices: that were named; None: the one of the run's settings, and those that follow it.
+        who: program name, for messages.
+        run: the planned run.
+        devices: chosen by the user; None: the one of the run's settings, and those that follow it.
         files: paths of --backends files.
-        wait: for another run to let go of a GPU; False refuses.
+        wait: for another run to release a GPU; False refuses.
 
     Raises:
-        UsageError: the devices that were named are no whole teams.
-        Unavailable: a device is not there.
+        UsageError: the chosen devices do not form whole teams.
+        Unavailable: a device does not exist.
     """
     first = Device.parse(run.settings.device)
     size = largest_team(run) if first.on_gpu else 1
@@ -36,7 +36,7 @@ def executors_on(
 
 
 def largest_team(run: Run) -> int:
-    """Devices that a group of the run needs at most."""
+    """Return the largest number of devices that a group of the run needs."""
     workloads = {group.workload: load_workload(group.workload) for group in run.plan}
     sizes = (workloads[one.workload].devices(workloads[one.workload].case(one.case)) for one in run.plan)
     return max(sizes, default=1)
@@ -51,7 +51,7 @@ def _following(who: str, first: Device, size: int) -> list[Device]:
 
 
 def _teams(who: str, devices: Sequence[Device], size: int) -> list[list[Device]]:
-    """Devices that follow each other, `size` at a time: ranks are on the worker's device and those behind it."""
+    """Split devices into teams of `size` consecutive ones: ranks are on the worker's device and those after it."""
     teams = [list(devices[start : start + size]) for start in range(0, len(devices), size)]
     named = ",".join(str(one.index) for one in devices)
     for team in teams:

@@ -1,1 +1,1 @@
-"""Searching the configuration space of a backend: compiled ahead, checked, raced, kept."""
+"""Search the configuration space of a backend: compile in advance, check, race, store the result."""

@@ -1,10 +1,9 @@
-"""Compiling ahead: configurations are opened and called once by several processes at a time.
+"""Compile in advance: several processes at a time open configurations and call them once.
 
-What a first call compiles lands in the compiler's cache on disk (Triton's, Inductor's), where the
-measuring process finds it: there the same first call is a matter of milliseconds.  What can be compiled
-without a card is there before (`sweep.ahead`).  Each process is an ordinary worker that is asked for groups
-of one backend, neither checked nor timed, so a configuration that does not compile, does not fit the card,
-dies or hangs costs itself alone and has its reason.
+The code that a first call compiles goes to the compiler's disk cache (Triton's, Inductor's), where the measuring
+process finds it, so its own first call takes milliseconds.  Kernels that can be compiled without a GPU are compiled
+before (`sweep.ahead`).  Each process is an ordinary worker that runs groups of one backend, without checks or timing,
+so a configuration that does not compile, does not fit the GPU, dies or hangs fails alone and with its reason.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from attnbench.sweep.ahead import default_jobs as all_cores
 from attnbench.sweep.run import Execution
 
 MOST_JOBS = 8
-"""Processes by default at most: each holds a context and the inputs on the card."""
+"""Default limit of processes: each holds a context and the inputs on the GPU."""
 
 LOOK_S = 0.2
 
 
 def default_jobs() -> int:
-    """As many as there are cores for, at most `MOST_JOBS`."""
+    """Return the number of usable cores, at most `MOST_JOBS`."""
     return max(1, min(MOST_JOBS, usable_cores() or 1))
 
 
@@ -44,20 +43,20 @@ def compile_ahead(
     compilers: int | None = None,
     on_text: Callable[[str], None] = lambda text: None,
 ) -> float:
-    """Have every backend of a group called once.
+    """Call every backend of a group once.
 
     Args:
-        run: whose command and device the workers serve.
-        group: all of them; each is done as a group of its own.
-        settings: how a worker is to treat them; neither checks nor times.
+        run: run whose command and device the workers use.
+        group: all configurations; each becomes a group of its own.
+        settings: settings of the workers, without checks and times.
         files: paths of --backends files.
-        jobs: processes at a time.
-        on_record: called with how each ended, in this thread.
-        compilers: processes without a card that compile before, where that can be done; None: one a core.
-        on_text: called with how far these are.
+        jobs: number of processes at a time.
+        on_record: called with each outcome, in this thread.
+        compilers: processes that compile without a GPU first, if the kernels allow it; None: one per core.
+        on_text: called with the progress of these.
 
     Returns:
-        Seconds by the wall clock.
+        Seconds of wall time.
 
     Raises:
         NothingToRun: no worker could be started.
@@ -84,10 +83,10 @@ def compile_ahead(
                     except queue.Empty:
                         return
                     ended.put(execution.one(dataclasses.replace(group, backends=(name,)), plain)[0])
-        except BaseException as error:  # handed to who waits for it
+        except BaseException as error:  # passed to the waiting thread
             ended.put(error)
 
-    # As daemons they do not outlive a Ctrl-C; a worker dies with the process that started it.
+    # Daemon threads do not outlive a Ctrl-C; a worker dies with its parent process.
     for _ in range(min(jobs, len(group.backends))):
         threading.Thread(target=work, daemon=True).start()
     try:
@@ -102,7 +101,7 @@ def compile_ahead(
 
 
 def _next(ended: queue.SimpleQueue[Record | BaseException]) -> Record | BaseException:
-    """The next to end; looks up now and then, so that Ctrl-C is heard."""
+    """Return the next outcome; wakes up regularly, so that Ctrl-C is handled."""
     while True:
         try:
             return ended.get(timeout=LOOK_S)

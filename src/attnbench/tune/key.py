@@ -1,7 +1,7 @@
-"""What an answer holds for: the bucket of shapes, the card, the versions, and the source of the kernels.
+"""The key of a result: the bucket of shapes, the GPU, the versions, and the source of the kernels.
 
-A kept answer is used again where all of these are the same; a line changed in a kernel, another driver
-or one configuration more make it another question.
+A stored result is used again if all of these are the same.  A changed line in a kernel, another driver or one more
+configuration gives another key.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from attnbench.stats.race_data import Rules
 from attnbench.workloads.base import Case, Workload
 
 ROUNDED = ("batch", "seqlen", "seqlen_k", "scaling_seqlen")
-"""Axes of which a bucket holds every value up to the next power of two."""
+"""Axes whose values up to the next power of two share a bucket."""
 
 SETTINGS = ("timer", "l2", "regime", "input", "seed", "lock_clocks")
-"""Of the settings what can change who is fastest."""
+"""The settings that can change which configuration is fastest."""
 
 
 def bucket(workload: Workload, case: Case) -> Case:
-    """The case that stands for its bucket: batch and lengths rounded up to powers of two.
+    """Return the case that represents its bucket: batch and lengths rounded up to powers of two.
 
-    A case that would contradict itself there is a bucket of its own.
+    A case that would contradict itself after rounding is a bucket of its own.
     """
     values = case.to_dict()
     rounded = {
@@ -50,7 +50,7 @@ def key(
     settings: Settings,
     rules: Rules,
 ) -> dict[str, Any]:
-    """Everything an answer holds for, as plain data."""
+    """Return everything on which a result depends, as plain data."""
     return {
         "backend": backend,
         "bucket": bucket.to_dict(),
@@ -69,7 +69,7 @@ def key(
 
 
 def digest(key: Mapping[str, Any]) -> str:
-    """Eight digits that stand for a key in a file's name."""
+    """Return eight digits that identify a key in a file name."""
     return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 

@@ -1,4 +1,4 @@
-"""What a finished race says of itself beside its table."""
+"""The notes beside the table of a finished race."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.worker.outcome import repro
 
 
 def conditions(kept: RaceFile) -> str:
-    """Card, versions, timer and cache."""
+    """Return GPU, versions, timer and cache."""
     environment = kept.environment
     words = [
         environment.gpu or environment.cpu,
@@ -26,13 +26,13 @@ def conditions(kept: RaceFile) -> str:
 
 
 def remarks(kept: RaceFile, outcome: Outcome, *, fresh: bool, asked: str) -> dict[str, str]:
-    """Labelled lines: what was raced, where the time went, and whether the answer was kept from before.
+    """Return labelled lines: what was raced, where the time went, and whether the result was stored before.
 
     Args:
         kept: the race.
-        outcome: of it.
-        fresh: measured now.
-        asked: case that was asked for; another of the bucket may have been measured.
+        outcome: outcome of the race.
+        fresh: whether it was measured now.
+        asked: the requested case; another one of the bucket may have been measured.
     """
     seconds = kept.seconds
     raced = f"{len(outcome.standings)} of {len(kept.configs)} configurations, {len(kept.heats)} heats"
@@ -54,7 +54,7 @@ def remarks(kept: RaceFile, outcome: Outcome, *, fresh: bool, asked: str) -> dic
 
 
 def rerun(kept: RaceFile, outcome: Outcome, files: Sequence[str]) -> str:
-    """The line that measures the pick beside the default."""
+    """Return the command line that measures the pick beside the default."""
     group = PlannedGroup(
         group=kept.case_id,
         workload=kept.workload,
@@ -66,7 +66,7 @@ def rerun(kept: RaceFile, outcome: Outcome, files: Sequence[str]) -> str:
 
 
 def standings(kept: RaceFile) -> list[Standing]:
-    """The references that have a time beside the pick's, for the table of the race."""
+    """Return the references that have a time beside the pick's, for the table of the race."""
     return [
         Standing(
             name=name,
@@ -84,10 +84,10 @@ def standings(kept: RaceFile) -> list[Standing]:
 
 
 def no_times(kept: RaceFile) -> list[tuple[str, str, str]]:
-    """Status, name and reason of the references that have none."""
+    """Return status, name and reason of the references without a time."""
     return [("reference", name, one.reason or "") for name, one in kept.references.items() if one.ratio is None]
 
 
 def _figure(value: float) -> str:
-    """Two digits, and all that stand before the point."""
+    """Return a number with two significant digits, but all digits before the point."""
     return f"{value:.2g}" if value < 10 else f"{value:.0f}"

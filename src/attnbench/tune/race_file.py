@@ -1,8 +1,7 @@
-"""What is kept of a race: every sample of every heat, whoever fell out and why, and so the answer.
+"""The stored race: every sample of every heat, each failure with its reason, and thereby the result.
 
-One JSON file a race, in the folder ``tuning`` beside the run files, written whole after every step.
-A race is a function of its samples, so the same file is the answer of a race that is over and the
-start of one that was stopped.
+One JSON file per race, in the folder ``tuning`` beside the run files, written atomically after every step.  A race is a
+function of its samples, so the same file is the result of a finished race and the start of an interrupted one.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ACCEPTED = "a file written by attnbench tune"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure(Spelled):
-    """Why a configuration does not run, or is wrong."""
+    """Why a configuration does not run or is wrong."""
 
     status: str
     "incorrect, skipped, oom, timeout, crashed or failed"
@@ -39,11 +38,11 @@ class Failure(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference(Spelled):
-    """Another backend, sampled in turn with the pick when the race was over; without a time, why."""
+    """Another backend, sampled alternately with the pick after the race; if it has no time, the reason."""
 
     median_ms: float | None = None
     ratio: float | None = None
-    "its time over the pick's"
+    "its time over the pick's time"
     ci_low: float | None = None
     ci_high: float | None = None
     rounds: int = 0
@@ -52,19 +51,19 @@ class Reference(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seconds:
-    """Where the time went, by the wall clock."""
+    """Wall time of each step."""
 
     compile: float = 0.0
     check: float = 0.0
     race: float = 0.0
     "heats, with opening and closing their sessions"
     sampling: float = 0.0
-    "of the heats: taking samples"
+    "part of the heats: taking samples"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RaceFile(Spelled):
-    """A race as far as it is known."""
+    """A race, finished or not."""
 
     key: Mapping[str, Any]
     backend: str
@@ -79,9 +78,9 @@ class RaceFile(Spelled):
     configs: Mapping[str, Mapping[str, Any]]
     "values by selector; the default, which has none, first"
     compiled: tuple[str, ...] = ()
-    "ahead, in parallel, without a fault"
+    "configurations compiled in advance without an error"
     checked: tuple[str, ...] = ()
-    "and right"
+    "configurations checked and correct"
     failures: Mapping[str, Failure] = field(default_factory=dict)
     heats: tuple[Mapping[str, Mapping[str, float]], ...] = ()
     "milliseconds by selector and round, in the order of running"
@@ -94,11 +93,11 @@ class RaceFile(Spelled):
     seconds: Seconds = field(default_factory=Seconds)
 
     def race_rules(self) -> Rules:
-        """How it is raced."""
+        """Rules of the race."""
         return Rules(**dict(self.rules))
 
     def race(self) -> Race | None:
-        """The race up to here; None where nobody is right."""
+        """The race so far; None if no configuration is correct."""
         names = [name for name in self.configs if name in self.checked]
         if not names:
             return None
@@ -108,14 +107,14 @@ class RaceFile(Spelled):
         return race
 
     def outcome(self) -> Outcome | None:
-        """The answer; None while the race is not over, or where nobody finished it."""
+        """The result; None while the race is not over, or if no configuration finished it."""
         race = self.race()
         if race is None or race.heat is not None or not race.final:
             return None
         return race.outcome()
 
     def with_(self, **fields: Any) -> RaceFile:
-        """The same with other fields; `seconds` are added to, not replaced."""
+        """Return a copy with other fields; `seconds` are added, not replaced."""
         spent = fields.pop("spent", None)
         if spent is not None:
             fields["seconds"] = Seconds(
@@ -128,24 +127,24 @@ class RaceFile(Spelled):
 
 
 def place(out_dir: str | Path, case_id: str, backend: str, digest: str) -> Path:
-    """File of a race in a folder of results."""
+    """Return the file of a race in a folder of results."""
     return Path(out_dir) / FOLDER / f"{backend}-{case_id}-{digest}.json"
 
 
 def write(kept: RaceFile, path: Path) -> None:
-    """Put a race on disk as one step.
+    """Write a race to disk atomically.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     write_text(path, json.dumps({"schema": SCHEMA, "tuning": to_dict(kept)}, ensure_ascii=False) + "\n")
 
 
 def read(path: Path) -> RaceFile | None:
-    """Read a race; None where there is no file.
+    """Read a race; None if there is no file.
 
     Raises:
-        RunFileError: it is cut short, of a newer schema, or not one of ours.
+        RunFileError: it is truncated, of a newer schema, or not written by attnbench tune.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,9 +1,8 @@
-"""One case tuned: compiled ahead, checked, raced; written after every step and taken up where it stopped.
+"""Tune one case: compile in advance, check, race; written after every step and resumed where it stopped.
 
-Every step is an ordinary group of the sweep, asked for when the one before it is known: the worker's
-blame, time limits and memory rules hold here as anywhere.  A heat is a group of a few rounds with the
-leader for its baseline.  Outputs are examined before the race and, with the finalists, again before and
-after their times.
+Every step is an ordinary group of the sweep, created when the step before it is done, so the worker's blame, time
+limits and memory rules apply as anywhere.  A heat is a group of a few rounds with the leader as its baseline.  Outputs
+are checked before the race and, for the finalists, again before and after their times.
 """
 
 from __future__ import annotations
@@ -24,37 +23,37 @@ from attnbench.tune.race_file import Failure, RaceFile, Reference
 from attnbench.tune.race_file import write as write_file
 
 CHECKED_TOGETHER = 16
-"""Sessions open at once while they are checked: they share one evaluation of the oracle."""
+"""Sessions open at once for the check: they share one evaluation of the oracle."""
 
 SAME_REASON = 60
-"""Letters of a reason by which failures are counted together."""
+"""Length of the beginning of a reason by which failures are counted together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """News of a race, for a progress bar."""
+    """Progress of a race, for a progress bar."""
 
     step: str
     "compile, check, stage 1 … or final"
     done: int
     total: int
     word: str = ""
-    "what the worker is at"
+    "current activity of the worker"
 
 
 @dataclass(slots=True, kw_only=True)
 class Tuning:
-    """Carries one race on to its end.
+    """Runs one race to its end.
 
     Args:
-        kept: what is known already.
+        kept: results known so far.
         path: file that is written after every step; None writes nothing.
-        execution: with the worker that checks and measures.
+        execution: execution with the worker that checks and measures.
         files: paths of --backends files.
-        jobs: processes that compile ahead; 0 leaves that to the first call of the measuring one.
-        compilers: of these, before them, those that need no card; None: one a core.
-        references: other backends, sampled in turn with the pick when the race is over.
-        on_progress: called with what happens.
+        jobs: processes that compile in advance; with 0 the measuring process compiles at the first call.
+        compilers: processes that compile before these, without a GPU; None: one per core.
+        references: other backends, sampled alternately with the pick after the race.
+        on_progress: called with each progress.
     """
 
     kept: RaceFile
@@ -70,7 +69,7 @@ class Tuning:
         """Compile, check, race.
 
         Raises:
-            NothingToRun: no configuration runs and is right, or no worker could be started.
+            NothingToRun: no configuration runs and is correct, or no worker could be started.
         """
         if self.kept.outcome() is None:
             self.prepare()
@@ -81,10 +80,10 @@ class Tuning:
         return self.kept
 
     def prepare(self) -> None:
-        """Compile ahead and check, as far as that is not done.
+        """Compile in advance and check what is not done yet.
 
         Raises:
-            NothingToRun: no configuration runs and is right, or no worker could be started.
+            NothingToRun: no configuration runs and is correct, or no worker could be started.
         """
         if self.jobs:
             self._compile()
@@ -106,7 +105,7 @@ class Tuning:
             done += 1
             if record.status is Status.PASSED:
                 self._keep(compiled=(*self.kept.compiled, record.backend))
-            elif record.status is not Status.OOM:  # beside other processes it may have been these
+            elif record.status is not Status.OOM:  # other processes may have used the memory
                 self._fail([record], "compile")
             self._report("compile", done, word=record.backend)
 
@@ -158,7 +157,7 @@ class Tuning:
             taken += 1
 
     def _heat(self, heat: Heat) -> Mapping[str, Mapping[str, float]]:
-        """Sample a heat and keep it."""
+        """Sample a heat and store it."""
         kept, step = self.kept, "final" if heat.final else f"stage {heat.stage}"
         settings = dataclasses.replace(
             kept.settings,
@@ -168,7 +167,7 @@ class Tuning:
             warmup=int(kept.rules["warmup"]),
             baseline=heat.anchor,
         )
-        # The sampler's orders are balanced over places; who has which place is drawn anew for every heat.
+        # The sampler balances orders over places; the assignment to places is drawn anew for every heat.
         names = random.Random(heat.seed).sample(heat.names, len(heat.names))
         began, sampled = time.perf_counter(), self.execution.sampling_s
         records = self.execution.one(self.group(f"heat {len(kept.heats) + 1}", names), settings)
@@ -189,7 +188,7 @@ class Tuning:
         return times
 
     def _refer(self) -> None:
-        """Sample the references that are not known yet in turn with the pick."""
+        """Sample the unknown references alternately with the pick."""
         kept = self.kept
         names = [name for name in self.references if name not in kept.references]
         outcome = kept.outcome()
@@ -215,7 +214,7 @@ class Tuning:
         return [name for name in self.kept.configs if name not in self.kept.failures]
 
     def group(self, step: str, names: Iterable[str]) -> PlannedGroup:
-        """Some of the configurations as a group of the sweep."""
+        """Return some of the configurations as a group of the sweep."""
         kept = self.kept
         return PlannedGroup(
             group=f"{kept.case_id} {step}",
@@ -243,7 +242,7 @@ class Tuning:
 
 
 def nobody_ran(kept: RaceFile) -> str:
-    """One line: how many configurations did not run, by reason."""
+    """Return one line with the number of configurations that did not run, by reason."""
     counted: dict[str, int] = {}
     for name, failure in kept.failures.items():
         reason = f"{failure.status}: {failure.reason.removeprefix(f'{name}: ').removeprefix(f'{kept.backend}: ')}"

@@ -1,4 +1,4 @@
-"""Who takes part in a race: the configurations a backend declares for a case, and its own default."""
+"""The participants of a race: the configurations that a backend declares for a case, and its own default."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from attnbench.errors import UsageError, refusal, unknown
 from attnbench.workloads.base import Case, load_workload
 
 LISTED = 40
-"As many configurations are named where a wildcard means none of them."
+"Maximum of configurations listed in a message if a wildcard matches none."
 
 
 def find_backend(name: str, known: Mapping[str, Backend], who: str) -> Backend:
-    """The backend to be tuned.
+    """Return the backend to tune.
 
     Raises:
-        UsageError: there is none of that name, or it has nothing to choose from.
+        UsageError: there is no backend of that name, or it has no configurations.
     """
     bare = name.partition("[")[0]
     if bare != name and bare in known:
@@ -48,10 +48,10 @@ def find_backend(name: str, known: Mapping[str, Backend], who: str) -> Backend:
 def references_of(
     texts: Sequence[str] | None, backend: Backend, known: Mapping[str, Backend], who: str
 ) -> tuple[str, ...]:
-    """Other backends to show beside the pick: those asked for, ``none``, or the backend's own list.
+    """Return the backends to show beside the pick: the requested ones, none, or the backend's own list.
 
     Raises:
-        UsageError: there is none of that name, or it is of another workload.
+        UsageError: there is no backend of that name, or it belongs to another workload.
     """
     if texts is None:
         return backend.references
@@ -78,25 +78,25 @@ def references_of(
 
 
 def with_a_space(known: Mapping[str, Backend]) -> list[str]:
-    """Names of the backends that have configurations for their workload's default case."""
+    """Return the names of the backends that have configurations for their workload's default case."""
     return sorted(name for name, backend in known.items() if _has_space(backend))
 
 
 def space(backend: Backend, case: Case, patterns: Sequence[str], who: str) -> dict[str, Mapping[str, Any]]:
-    """Configurations of a backend for a case, by selector, the default first.
+    """Return the configurations of a backend for a case, by selector, the default first.
 
     Args:
-        backend: with a space.
-        case: of its workload.
-        patterns: short forms or wildcards (``m128*``) to restrict the space to; empty: all of it.  A short form
-            may be one that the backend reads without listing it.
-        who: for the message.
+        backend: backend with configurations.
+        case: case of its workload.
+        patterns: short forms or wildcards (``m128*``) that restrict the space; empty: all of it.  A short form may be
+            one that the backend parses without listing it.
+        who: subject of error messages.
 
     Returns:
         ``{"name": {}, "name[short]": values, …}``.
 
     Raises:
-        UsageError: no configuration for this case, or none that a pattern means.
+        UsageError: there is no configuration for this case, or a pattern matches none.
     """
     values = {config.short: config.values for config in backend.configs(case)}
     if not values:
@@ -123,7 +123,7 @@ def space(backend: Backend, case: Case, patterns: Sequence[str], who: str) -> di
                     f"did you mean {near}?",
                 )
             )
-        # A backend may read more configurations than it lists, and says what is wrong with one it does not.
+        # A backend may parse more configurations than it lists, and raises for one that it cannot parse.
         config = backend.config_of(pattern, case)
         values[config.short] = config.values
         wanted.append(config.short)
@@ -131,7 +131,7 @@ def space(backend: Backend, case: Case, patterns: Sequence[str], who: str) -> di
 
 
 def short_of(selector: str) -> str:
-    """The short form of a selector; ``default`` for the bare name."""
+    """Return the short form of a selector; ``default`` for the bare name."""
     return selector.partition("[")[2].removesuffix("]") or "default"
 
 

@@ -1,4 +1,4 @@
-"""A race as rows: one a configuration, for CSV and JSON, failures among them."""
+"""A race as rows, one per configuration, for CSV and JSON, including failures."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ COLUMNS = (
 
 
 def rows(kept: RaceFile, outcome: Outcome) -> list[dict[str, Any]]:
-    """One row a configuration, the pick first, those that fell out last.
+    """Return one row per configuration, the pick first, failures last, and then the references.
 
-    ``ratio_to_pick`` is its time over the pick's; ``ended`` is picked, final, cut, dropped, reference, or the
-    status of a failure; what is not known is None.  ``relative_performance`` is the time of the first reference that
-    has one over the row's, in percent.  References follow the configurations.
+    ``ratio_to_pick`` is the time over the pick's; ``ended`` is picked, final, cut, dropped, reference, or the status of
+    a failure; unknown values are None.  ``relative_performance`` is the time of the first reference with a time over
+    the row's, in percent.
     """
     common = {"backend": kept.backend, "case": kept.case_id, "seqlen": kept.case.get("seqlen")}
     full = next((one.ratio for one in kept.references.values() if one.ratio is not None), None)
@@ -92,7 +92,7 @@ def rows(kept: RaceFile, outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as CSV; fields of configurations follow the fixed columns, blank where a row has them not."""
+    """Return rows as CSV; fields of configurations follow the fixed columns, blank for rows without them."""
     fields = list(dict.fromkeys([*COLUMNS, *(name for row in rows for name in row)]))
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, restval="", lineterminator="\n")
@@ -102,12 +102,12 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def to_json(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a JSON list."""
+    """Return rows as a JSON list."""
     return json.dumps([dict(row) for row in rows], indent=1, ensure_ascii=False) + "\n"
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"forward": {"warps": 8}}`` as ``{"forward.warps": 8}``; a name of our own columns is distinguished."""
+    """Return ``{"forward": {"warps": 8}}`` as ``{"forward.warps": 8}``; names equal to fixed columns get a prefix."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

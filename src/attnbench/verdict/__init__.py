@@ -1,1 +1,1 @@
-"""Runs judged: what changed between two, what is noise, what is a regression."""
+"""Comparison of runs: what changed between two, what is noise, what is a regression."""

@@ -1,8 +1,8 @@
-"""What a row changed by, against what stayed the same, and how sure the samples alone are of it.
+"""The change of a row against its references, and its uncertainty from the samples alone.
 
-A row's change is the difference of its mean levels (`levels`) over the processes of a side, less what its
-references changed by in the same processes.  A case without a reference takes the unchanged rows of the
-other cases, a grid without any none.
+A row's change is the difference between the sides of its mean levels (`levels`) over processes, minus the change of
+its references in the same processes.  For a case without a reference, the unchanged rows of the other cases are used;
+in a grid without any reference, none.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from attnbench.verdict.levels import Leveled
 from attnbench.verdict.sides import Place
 
 PROCESS = 0.005
-"""Standard deviation of a row's time from process to process, until something measures it."""
+"""Standard deviation of a row's time between processes, until it is measured."""
 
 MACHINE = 0.01
-"""The same of a whole run, which all its rows share."""
+"""The same for a whole run, which all its rows share."""
 
 FEWEST_ELSEWHERE = 5
-"""Unchanged rows of other cases that can stand in where a case has no reference of its own."""
+"""Least number of unchanged rows of other cases that replace a missing reference."""
 
 SUSPICIOUS = 4.0
-"""Times the variance of one process by which references may differ before that is doubted."""
+"""Multiple of the variance of one process from which differing references add doubt."""
 
 NORMAL_MAD = 0.6745
 """Median absolute deviation of a standard normal."""
 
 WIDEST = 20.0
-"""Logarithm beyond which an end of an interval says only that nothing is known."""
+"""Logarithm beyond which an end of an interval carries no information."""
 
 
 def share(log: float) -> float:
-    """A change of a logarithm as a share: 0.02 is 2 % more."""
+    """Convert a change of a logarithm to a share: 0.02 means 2 % more."""
     return math.expm1(min(log, WIDEST))
 
 
@@ -51,14 +51,14 @@ class Contrast:
     relative: float
     counts: tuple[int, int]
     spread: float | None
-    "variance of one process, from replicates"
+    "variance of one process, measured by replicates"
     degrees: int
     predicted: float
-    "variance of one process, from its samples and the declared floor"
+    "variance of one process, from its samples and the declared lower limit"
     shown: float
-    "degrees of freedom of what is the row's own in that: few where its samples are few, or only processes tell"
+    "degrees of freedom of the row's own part of it: few if it has few samples, or only processes show its spread"
     extra: float
-    "variance that more processes do not lessen"
+    "variance that more processes do not reduce"
     blind: bool
     "the samples of one process say nothing of their own error"
     processes: tuple[Mapping[Place, float], Mapping[Place, float]] = field(default_factory=lambda: ({}, {}))
@@ -66,17 +66,17 @@ class Contrast:
 
     @property
     def per_process(self) -> float:
-        """Variance of the change over that of one process."""
+        """Variance of the change divided by that of one process."""
         return 1.0 / self.counts[0] + 1.0 / self.counts[1]
 
     @property
     def is_hopeless(self) -> bool:
-        """Nothing says how sure the change is."""
+        """Whether nothing shows the uncertainty of the change."""
         return self.blind and not self.degrees
 
     @property
     def has_reference(self) -> bool:
-        """Something that stayed the same is taken out of the change."""
+        """Whether the change of something unchanged has been subtracted."""
         return bool(self.references) or self.elsewhere
 
 
@@ -87,11 +87,11 @@ Contrasts = list[list[Contrast | None]]
 def contrasts_of(
     cases: Sequence[Sequence[Leveled]], references: Sequence[Sequence[bool]], files: tuple[int, int]
 ) -> Contrasts:
-    """Every row against its references.
+    """Contrast every row with its references.
 
     Args:
         cases: from `levels`.
-        references: which rows stayed the same; each is held against the others.
+        references: which rows are unchanged; each is compared with the others.
         files: number of run files of each side.
     """
     pool = _Pool(cases, references)
@@ -101,7 +101,7 @@ def contrasts_of(
 
 
 def clock_change(row: Leveled) -> float | None:
-    """Logarithm of the clock in B over that in A; None where a process did not read it."""
+    """Return the logarithm of the clock in B over that in A; None where a process did not read it."""
     means = []
     for side in row.sides:
         clocks = [level.clock for level in side.values() if level.clock is not None]
@@ -112,7 +112,7 @@ def clock_change(row: Leveled) -> float | None:
 
 
 class _Pool:
-    """The change of the machine as the unchanged rows of the whole grid saw it."""
+    """The change of the machine as seen by the unchanged rows of the whole grid."""
 
     def __init__(self, cases: Sequence[Sequence[Leveled]], references: Sequence[Sequence[bool]]) -> None:
         self.flags = references
@@ -126,7 +126,7 @@ class _Pool:
         self._ends = [0, *accumulate(map(len, unchanged))]
 
     def of_case(self, case: int, row: int) -> tuple[int, ...]:
-        """References of a row in its case, as places in it."""
+        """Return the references of a row as indices of its case."""
         return tuple(
             index
             for index, flag in enumerate(self.flags[case])
@@ -134,9 +134,9 @@ class _Pool:
         )
 
     def elsewhere(self, case: int) -> tuple[float, float, float] | None:
-        """Median shift, level and raw, of the unchanged rows of all other cases, and the variance of the first.
+        """Return the median shift of other cases' unchanged rows, level and raw, and the variance of the level.
 
-        None where there are too few.
+        None where there are too few such rows.
         """
         import numpy as np
 
@@ -164,7 +164,7 @@ def _contrast(case: int, rows: Sequence[Leveled], index: int, pool: _Pool, files
     shared = (0.0, 0.0)
     if mine:
         share = _of_median(len(mine))
-        predicted += share * PROCESS**2  # the noise of their samples is in the row's own, round by round
+        predicted += share * PROCESS**2  # the noise of their samples is already part of the row's, round by round
         extra += share * fmean(_clock_variance(rows[one]) for one in mine)
         extra += _disagreement([pool.shifts[case][one] for one in mine], predicted)
         shift = fmean(values[1]) - fmean(values[0])
@@ -221,7 +221,7 @@ def _spread(values: Sequence[Sequence[float]]) -> tuple[float | None, int]:
 
 
 def _predicted(row: Leveled) -> tuple[float, float]:
-    """Variance of one process, and the degrees of freedom that its samples give it (Satterthwaite's)."""
+    """Return the variance of one process, and the degrees of freedom of its samples (Satterthwaite)."""
     levels = [level for side in row.sides for level in side.values()]
     errors = [level.error for level in levels if level.error is not None]
     sampled = fmean(error * error for error in errors) if errors else 0.0
@@ -240,9 +240,9 @@ def _clock_variance(row: Leveled) -> float:
 
 
 def _disagreement(shifts: Sequence[float], predicted: float) -> float:
-    """Variance for references that tell different stories: how far their median moves without one of them.
+    """Return a variance for references that disagree: how far their median moves if one of them is left out.
 
-    Of two, or of three, one that did change carries the others along; what it moves the median by is doubt.
+    With two or three references, one that did change shifts the median; this shift is added as uncertainty.
     """
     if len(shifts) < 2:
         return 0.0
@@ -252,5 +252,5 @@ def _disagreement(shifts: Sequence[float], predicted: float) -> float:
 
 
 def _of_median(count: int) -> float:
-    """Variance of the median of so many normal values, over the variance of one."""
+    """Return the variance of the median of `count` normal values, relative to the variance of one."""
     return (math.pi / 2.0) / (count + math.pi / 2.0 - 1.0)

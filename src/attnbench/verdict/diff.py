@@ -1,4 +1,4 @@
-"""Two groups of runs compared: the rows of both, judged, and what is only in one."""
+"""Comparison of two groups of runs: verdicts on the rows of both, and the rows in only one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attnbench.verdict.yardsticks import NAME as YARDSTICKS
 from attnbench.verdict.yardsticks import label, yardstick_rows
 
 SAME_WITHIN = 0.03
-"""Change that "same" rules out, unless the caller gives another."""
+"""Default of the largest change that the verdict "same" excludes."""
 
 
 def diff(
@@ -36,15 +36,15 @@ def diff(
     """Compare B with A.
 
     Args:
-        a: runs of one side, at least one; every file and every replicate in it is a process of its own.
+        a: runs of one side, at least one; every file and every replicate in it is a separate process.
         b: runs of the other.
-        references: backends whose changes count as the machine's, or `yardsticks`; None for those that stayed the
-            same and the yardsticks, empty for none: the times themselves are judged.
+        references: backends whose changes are attributed to the machine, or `yardsticks`; None for unchanged backends
+            and the yardsticks; empty for none: the times themselves are judged.
         across: conditions (`sides.ACROSS`) that may differ.
-        same_within: change, as a share, that "same" rules out.
+        same_within: largest change, as a share, that "same" excludes.
 
     Raises:
-        UsageError: nothing is in common, times were not taken alike, or a reference is not there.
+        UsageError: no row is in both sides, the times were not measured alike, or a reference does not exist.
     """
     rows = lay_out(a, b, across)
     timed = [row for row in rows if row.timed(0) and row.timed(1)]
@@ -98,7 +98,7 @@ def _by_case(rows: Iterable[Row]) -> list[list[Row]]:
 def _flags(
     cases: Sequence[Sequence[Row]], yardsticks: Sequence[Sequence[Row]], references: Sequence[str] | None
 ) -> list[list[bool]]:
-    """Which rows stand for the machine, the yardsticks behind those of each case."""
+    """Return which rows are references, with the yardsticks of each case after its rows."""
     if references is None:
         return [
             [row.stayed() for row in rows] + [True] * len(extra) for rows, extra in zip(cases, yardsticks, strict=True)
@@ -152,7 +152,7 @@ def _machines(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
 
 
 def _environments(runs: Sequence[Run]) -> list[Environment]:
-    """Those that records were measured in, in order."""
+    """Return the environments that records were measured in, in order."""
     measured = [(run, {record.environment: record for record in run.records}.values()) for run in runs]
     return [one for run, records in measured for record in records if (one := environment_of(run, record))]
 

@@ -1,4 +1,4 @@
-"""Verdicts for all rows of a diff at once.  docs/comparing.md says in words what is done here."""
+"""Verdicts for all rows of a diff at once; docs/comparing.md describes the method."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from attnbench.verdict.placement import PlacementError
 from attnbench.verdict.together import Move, Names, moves_of
 
 ALARMS = 0.03
-"""Share of diffs of equal code in which any row may be called changed by its own interval.  5 % are promised of a whole
-diff, in which groups of rows (`together`) and differences of processes (`placement`) have their part."""
+"""Share of diffs of equal code in which any row may be called changed by its own interval.  The documented 5 % hold for
+a whole diff and include groups of rows (`together`) and differences between processes (`placement`)."""
 
 TO_UNCHANGED = 0.2
-"""Part of that which the rows that stayed the same have, where others did not: those are what is asked about."""
+"""Part of it given to the unchanged rows if others changed, because the changed ones are of interest."""
 
 ALIKE = 10.0
-"""Odds that a row moved where all rows of its group together are shown to have moved."""
+"""Odds that a row moved if all rows of its group together are shown to have moved."""
 
 LEAST = math.log1p(SAME_WITHIN)
-"""Smaller changes of a row are not called."""
+"""Smaller changes of a row are not reported."""
 
 POWER = 0.95
-"""Probability with which the smallest change that is printed would have been called."""
+"""Probability with which the smallest detectable change would have been detected."""
 
 
 @dataclass(slots=True)
 class Judged:
-    """The numbers of one row; logarithms of B over A."""
+    """Results of one row; logarithms of B over A."""
 
     verdict: Verdict
     change: float | None = None
@@ -41,14 +41,14 @@ class Judged:
     high: float | None = None
     smallest: float | None = None
     relative: float | None = None
-    "change of the time as it is, against the references' as it is"
+    "change of the time as measured, against that of the references"
     references: tuple[int, ...] = ()
     elsewhere: bool = False
     "the references are rows of other cases"
     placement: float = 0.0
-    "change that may be the difference of two processes, where each side has one"
+    "change that may be a difference between two processes, where each side has one"
     together: Move | None = None
-    "of the rows of its backend, or of all rows, where they show what this one could not alone"
+    "common move of the rows of its backend, or of all rows, if this row is called only because of it"
 
 
 def judge(
@@ -62,17 +62,17 @@ def judge(
 
     Args:
         cases: from `levels`.
-        references: which rows stayed the same; each is judged by the others.
+        references: which rows are unchanged; each is judged by the others.
         files: number of run files of each side.
-        same_within: change that "same" rules out, as a share.
-        names: backend of each row, None for a yardstick, which is held on to and gets no verdict of its own.
+        same_within: largest change that "same" excludes, as a share.
+        names: backend of each row; None for a yardstick, which is a reference and gets no verdict.
 
     Returns:
-        As `cases`; `references` of a row are places within its case.
+        In the form of `cases`; `references` of a row are indices within its case.
     """
     names = names or [[""] * len(rows) for rows in cases]
     contrasts = contrasts_of(cases, references, files)
-    # A row beside its references and one judged across rounds differ by other things: neither teaches the other.
+    # Rows beside their references and rows judged across rounds have different noise, so it is learned separately.
     noise = {
         paired: Noise(
             [[one if one and bool(one.references) is paired else None for one in rows] for rows in contrasts],
@@ -101,7 +101,7 @@ def judge(
 
 
 def _confidence(contrasts: Contrasts, references: Sequence[Sequence[bool]], names: Names) -> dict[bool, float]:
-    """Confidence of each row's interval, of unchanged rows and of the others, for all to hold together."""
+    """Return each row's confidence, for unchanged rows and for others, such that all hold simultaneously."""
     counts = {True: 0, False: 0}
     for rows, flags, kinds in zip(contrasts, references, names, strict=True):
         for one, flag, name in zip(rows, flags, kinds, strict=True):
@@ -138,7 +138,7 @@ def _verdict(
 
 
 def _belongs(found: Judged, move: Move, variance: float) -> bool:
-    """Whether a row moved as the rows of a group did: as likely as that it stayed, the odds of the group counted."""
+    """Return whether a row more likely moved with its group than stayed, given the odds of the group."""
     assert found.change is not None
     assert found.low is not None
     assert found.high is not None
@@ -148,8 +148,8 @@ def _belongs(found: Judged, move: Move, variance: float) -> bool:
 
 
 def _shown(one: Contrast) -> Verdict:
-    """The verdict on a change that is shown at one clock: not contradicted by the time as it is."""
-    # A change in cycles that the time does not show to half its size came with another clock.
+    """Return the verdict on a change shown at one clock, unless the time as measured contradicts it."""
+    # If the time shows less than half of a change in cycles, the change came with another clock.
     if one.relative * math.copysign(1.0, one.change) < abs(one.change) / 2.0:
         return "unclear"
     return "slower" if one.change > 0.0 else "faster"

@@ -1,14 +1,13 @@
-"""The level of every row in every process: its time at one clock, free of what the group shared.
+"""The level of every row in every process: its time at one clock, without drift that the group shared.
 
-**Clock.**  Under a falling clock a kernel that computes takes longer in proportion, one that waits for
-memory hardly.  How a row answers, the exponent of the clock in its time, is read off its own samples,
-which carry their clocks: on a power-limited card they vary by percents within a group, and that is where
-the exponent matters.  Where they tell nothing it is 0.75 +- 0.35 (measured on an H200: 0.9 to 1.0 for
-fused kernels, 0.4 for unfused ones), and the doubt goes into the interval.  All samples of a row, on
-both sides, are brought to one clock by it.
+**Clock.**  Under a falling clock the time of a compute-bound kernel rises in proportion, that of a memory-bound one
+hardly.  A row's response, the exponent of the clock in its time, is fitted to its own samples, which carry their
+clocks: on a power-limited card clocks vary by percents within a group, and that is where the exponent matters.  Where
+they do not vary it is 0.75 +- 0.35 (measured on an H200: 0.9 to 1.0 for fused kernels, 0.4 for unfused ones), and its
+uncertainty is part of the interval.  All samples of a row, in both sides, are converted to one clock with it.
 
-**Drift.**  From each sample the median deviation of the references in the same round is taken: a drift
-that moves all of a group goes with it, and one reference that jumps moves nobody where there are three.
+**Drift.**  The median deviation of the references in the same round is subtracted from each sample.  This removes
+a drift that all of a group share; with three or more references, a jump of a single one has no effect.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from attnbench.verdict.sides import Place, Row
 
 EXPONENT, EXPONENT_DOUBT = 0.75, 0.35
 LEAST_DOUBT = 0.05
-"""Of an exponent read off samples: the probe reads the clock at the ends of a sample, not all through it."""
+"""Least standard error of a fitted exponent: the probe reads the clock at the ends of a sample, not throughout."""
 
 WINSOR = 6.0
-"""Median absolute deviations beyond which a sample counts as that far, when exponents are fitted."""
+"""Median absolute deviations at which a sample is clipped when exponents are fitted."""
 
 FEWEST = 3
-"""Samples below which a process says nothing of its error: two lie close together by luck one time in ten."""
+"""Processes with fewer samples do not show their error: two samples lie close together by chance one time in ten."""
 
 IMPORTED_ERROR, IMPORTED_DEGREES = 0.01, 4
-"""Standard error, at least, of a time without samples, and what that is taken for: nobody knows how it was taken."""
+"""Least standard error of a time without samples, and its degrees of freedom: how it was measured is unknown."""
 
 FEWEST_PAIRED = 6
 CELLS = 1_500_000
-"""Samples held in one matrix: bounds the memory of a diff of long series."""
+"""Samples per matrix; limits the memory of a diff of long series."""
 
 
 @dataclass(slots=True)
@@ -45,24 +44,24 @@ class Level:
     """One row in one process; logarithms."""
 
     value: float
-    "of the time in ms, at the row's clock, drift taken out"
+    "of the time in ms, at the row's clock and without drift"
     error: float | None
-    "standard error that the samples give it; None from fewer than `FEWEST` of them"
+    "standard error from its samples; None for fewer than `FEWEST` samples"
     raw: float
-    "of the median time as it is"
+    "of the median time as measured"
     clock: float | None
     "of the median SM clock in MHz"
     degrees: int = 0
-    "of freedom, with which the samples show the error"
+    "of freedom of the error"
 
 
 @dataclass(slots=True)
 class Leveled:
-    """A row with its levels, a dict a side."""
+    """A row with its levels, one dict per side."""
 
     sides: tuple[dict[Place, Level], dict[Place, Level]]
     exponent_doubt: float
-    "standard error of the clock's exponent; 0 where clocks are not known and nothing was corrected"
+    "standard error of the clock's exponent; 0 where clocks are unknown and nothing was corrected"
 
 
 @dataclass(slots=True)
@@ -75,11 +74,11 @@ class _Series:
 
 
 def levels(cases: Sequence[Sequence[Row]], references: Sequence[Sequence[bool]]) -> list[list[Leveled]]:
-    """Levels of all rows, case by case.
+    """Return the levels of all rows, case by case.
 
     Args:
         cases: rows that were measured together, with a time in at least one process of both sides.
-        references: whether each of them is one.
+        references: whether each of them is a reference.
     """
     found = []
     for block, flags in _blocks(cases, references):
@@ -155,7 +154,7 @@ def _measure(series: list[_Series], is_reference: list[bool], found: list[Levele
 
 
 def _matrices(series: list[_Series], groups: dict[tuple[int, int, Place], list[int]]) -> tuple[Any, Any]:
-    """Logarithms of times and clocks, a row a series; a column is one round within each group."""
+    """Return logarithms of times and clocks: a row per series, a column per round within each group."""
     import numpy as np
 
     columns: list[Any] = [None] * len(series)
@@ -180,15 +179,15 @@ def _matrices(series: list[_Series], groups: dict[tuple[int, int, Place], list[i
 
 
 def _to_one_clock(times: Any, clocks: Any, raw: Any, own: Any, sides: Any, rows: int) -> tuple[Any, Any]:
-    """Bring times to the row's clock, in place.
+    """Convert times to the row's clock, in place.
 
     Returns:
-        The median clock of each series, and the doubt of each row's exponent.
+        The median clock of each series, and the uncertainty of each row's exponent.
     """
     import numpy as np
 
     clock = medians(clocks)
-    # A row with a series whose clock was not read is left as it is, or its sides would be treated unlike.
+    # If one series of a row has no clock, none is converted: otherwise its sides would be treated differently.
     lacking = np.bincount(own, np.isnan(clock), minlength=rows) > 0
     if lacking.all():
         return np.where(lacking[own], math.nan, clock), np.zeros(rows)
@@ -202,7 +201,7 @@ def _to_one_clock(times: Any, clocks: Any, raw: Any, own: Any, sides: Any, rows:
 
     squares, products = gathered((x * x).sum(axis=1)), gathered((x * y).sum(axis=1))
     counts = gathered(np.isfinite(times).sum(axis=1))
-    moved = squares > 0.0  # a clock that stood still tells nothing, however equal the samples are
+    moved = squares > 0.0  # a constant clock gives no information, however equal the samples are
     slope = -products / np.where(moved, squares, 1.0)
     residual = gathered(((y + slope[own][:, None] * x) ** 2).sum(axis=1)) / np.maximum(counts - 2, 1)
     variance = np.where(moved, residual / np.maximum(squares, 1e-12) + LEAST_DOUBT**2, math.inf)
@@ -222,7 +221,7 @@ def _to_one_clock(times: Any, clocks: Any, raw: Any, own: Any, sides: Any, rows:
 
 
 def _take_drift(times: Any, middles: Any, corners: Any, members: list[int], flags: list[bool]) -> None:
-    """Take from each series of a group what its references did in the same round, in place."""
+    """Subtract from each series of a group the drift of its references in the same round, in place."""
     import numpy as np
 
     references = [index for index, flag in zip(members, flags, strict=True) if flag]
@@ -230,7 +229,7 @@ def _take_drift(times: Any, middles: Any, corners: Any, members: list[int], flag
         return
     deviations = {index: times[index] - middles[index] for index in references}
     usual = float(np.median(corners[members]))
-    drift = _middle(list(deviations.values()))  # rounds without a yardstick have those of the others
+    drift = _middle(list(deviations.values()))  # rounds without a yardstick use the other references
     new = {}
     for index, flag in zip(members, flags, strict=True):
         others = [deviations[one] for one in references if one != index] if flag else None
@@ -258,9 +257,9 @@ def _sampled(record: Record) -> Time | None:
 
 
 def _imported(row: Row, record: Record) -> Level:
-    """The level of a time without samples: by medians where all processes of a row have one, else by means."""
+    """Return the level of a time without samples: from medians if all processes of a row have one, else from means."""
     time = record.time
-    assert time is not None  # rows come with a time
+    assert time is not None  # `levels` requires rows with a time
     times = [one.time for side in (0, 1) for one in row.timed(side).values() if one.time]
     figure = time.median_ms if all(one.samples_ms or one.median_ms for one in times) else time.mean_ms
     raw = math.log(figure or time.median_ms or time.mean_ms or math.nan)

@@ -1,30 +1,30 @@
-"""How far apart processes of the same code lie, learned from all rows of a diff together.
+"""The spread between processes of the same code, learned from all rows of a diff together.
 
-It cannot be seen inside one process: it is a matter of allocation, placement, heat.  It is learned from
-replicates (row by row, drawn towards the grid: `stats.moderated`), from rows that stayed the same (what
-those differ by is noise, whatever it comes from), and else declared (`contrast.PROCESS`).
+It is not visible inside one process, because it comes from allocation, placement and heat.  It is learned from
+replicates (row by row, shrunk towards the grid: `stats.moderated`) and from unchanged rows (whatever they differ by
+is noise); otherwise a declared value is used (`contrast.PROCESS`).
 
-Simulated, 100 diffs a row of 12 cases x 5 backends as benchmarks/diff.py makes them (processes of the same
-code up to 1 % apart, drift, two peaks, outliers; a test computes part of it again): diffs of equal code that
-raise any alarm, and the share of 3 % slowdowns that is called.
+Simulated, 100 diffs per line of 12 cases x 5 backends as benchmarks/diff.py makes them (processes of the same
+code up to 1 % apart, drift, two peaks, outliers; a test recomputes part of it): diffs of equal code that
+raise any alarm, and the share of 3 % slowdowns that is detected.
 
-    one process a side                                       equal code      3 % called
+    one process per side                                     equal code      3 % detected
     medians, by the intervals of their samples               100 of 100      0.94
     ratio to the references, by its samples                  100 of 100      1.00
-    the same, intervals of all rows holding together          91 of 100      1.00
+    the same, simultaneous intervals of all rows              91 of 100      1.00
     this                                                       0 of 100      1.00
 
-    three processes a side
-    ratio to the references, by its samples, all together     84 of 100      1.00
+    three processes per side
+    ratio to the references, by its samples, simultaneous     84 of 100      1.00
     Student's interval over processes                         94 of 100      1.00
-    the same, all together                                     6 of 100      0.62
+    the same, simultaneous                                     6 of 100      0.62
     this                                                       1 of 100      1.00
 
-With one process a side it is the backend's rows together (`together`) that are seen, since two processes
-(`placement`) may differ by as much in a row alone.
+With one process per side, changes are detected by a backend's rows together (`together`), since two processes
+(`placement`) may differ by as much in a single row.
 
-Samples alone take a process's offset for a change.  Processes row by row are honest but, three a side and
-sixty rows, nearly blind.  Only what the rows teach one another gives both.
+Samples alone mistake a process's offset for a change.  Intervals over processes, row by row, are valid but, with three
+processes per side and sixty rows, detect almost nothing.  Sharing information between rows gives both properties.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from attnbench.stats.ratio import RESOLUTION
 from attnbench.verdict.contrast import Contrast, Contrasts
 
 DECLARED = 30.0
-"""Degrees of freedom of the declared spread as long as nothing else is known: it is generous, not exact."""
+"""Degrees of freedom of the declared spread while nothing else is known: it is generous, not exact."""
 
 AGAINST_UNCHANGED, OF_REPLICATES = 5.0, 4.0
-"""Degrees of freedom that it counts for beside what unchanged rows and replicates show."""
+"""Degrees of freedom that the declared spread has beside those of unchanged rows and of replicates."""
 
 
 class Noise:
@@ -68,13 +68,13 @@ class Noise:
         )
 
     def of(self, one: Contrast) -> tuple[float, float]:
-        """Variance of the change, and its degrees of freedom."""
+        """Return the variance of the change, and its degrees of freedom."""
         variance, degrees = self._before(one)
-        # Two or three samples may lie close together by luck, and no other row knows this one's noise.
+        # Two or three samples may lie close together by chance, and other rows do not show this row's noise.
         return max(variance * self.factor, RESOLUTION**2), 1.0 / (1.0 / self._degrees(degrees) + 1.0 / one.shown)
 
     def _before(self, one: Contrast) -> tuple[float, float]:
-        """The same before the unchanged rows are heard."""
+        """Return the same before unchanged rows are taken into account."""
         if one.blind and one.spread is not None:
             return one.spread * one.per_process + one.extra, one.degrees
         if not self.replicated:
@@ -86,20 +86,20 @@ class Noise:
         return multiple * one.predicted * one.per_process + one.extra, degrees
 
     def _hear(self, quiet: Sequence[Contrast], freedom: float) -> None:
-        """What the rows that stayed the same differ by is noise, whatever it comes from."""
+        """Learn from unchanged rows: whatever they differ by is noise."""
         if freedom <= 0.0 or not quiet:
             return
         seen = trimmed_scale([one.change**2 / self._before(one)[0] for one in quiet])
-        # The more they contradict what was assumed, the less that counts.
+        # The more they contradict the assumption, the less weight it gets.
         weight = AGAINST_UNCHANGED / max(1.0, seen)
         factor = (weight + freedom * seen) / (weight + freedom)
-        # Replicates have measured the spread already: unchanged rows can only show that it is not all.
-        # Nor do rows of other cases, each with drifts of its own, show that this one has none.
+        # Replicates have measured the spread already, so unchanged rows can only increase it.
+        # Nor can rows of other cases, each with its own drift, show that this row has less.
         if factor > 1.0 or not (self.replicated or quiet[0].elsewhere):
             self.factor, self._parts = factor, (weight, freedom * seen, freedom)
 
     def _degrees(self, own: float) -> float:
-        """Degrees of freedom of what was assumed and what was seen together (Satterthwaite's)."""
+        """Return the degrees of freedom of assumption and observation together (Satterthwaite)."""
         assumed, seen, freedom = self._parts
         if not freedom:
             return own
@@ -108,7 +108,7 @@ class Noise:
 
 
 def _independent(contrasts: Contrasts, references: Sequence[Sequence[bool]]) -> float:
-    """Degrees of freedom of the changes of unchanged rows, as `trimmed_scale` uses them."""
+    """Return the degrees of freedom of the changes of unchanged rows, for `trimmed_scale`."""
     total = 0
     for rows, flags in zip(contrasts, references, strict=True):
         unchanged = [

@@ -1,4 +1,4 @@
-"""What a reader of a diff must know beside the figures: remarks on rows, notes on the whole."""
+"""What a reader of a diff must know beside the numbers: remarks on rows, notes on the whole."""
 
 from __future__ import annotations
 
@@ -15,44 +15,47 @@ from attnbench.verdict.sides import Row
 from attnbench.verdict.yardsticks import PREFIX
 
 MOVED_APART = 0.01
-"""Time and cycles that changed by amounts further apart are both said."""
+"""If time and cycles changed by amounts further apart than this, both are printed."""
 
-MORE = "`--replicates 3`, or more files a side,"
+MORE = "`--replicates 3`, or more files per side,"
 
 
 def remark_of(row: Row, judged: Judged, time: float, clock: float | None) -> str | None:
-    """What a reader of one verdict must know.
+    """Return what a reader must know to interpret one verdict.
 
     Args:
         row: with its records.
         judged: the verdict.
-        time: logarithm of the time in B over that in A, as it is.
-        clock: the same of the SM clock.
+        time: logarithm of the time in B over that in A, as measured.
+        clock: the same for the SM clock.
     """
     words = [*_on_what(row, judged), *_on_clock(time, clock)]
     return "; ".join(words) or None
 
 
 def _on_what(row: Row, judged: Judged) -> Iterator[str]:
-    """What a verdict rests on, where that is little."""
+    """Yield what a verdict is based on, where that is little."""
     if judged.low is None or judged.high is None or judged.change is None:
-        yield "one process a side and fewer than three samples: nothing says how far apart two processes lie"
+        yield "one process per side and fewer than three samples: the spread between processes is unknown"
         return
     figures = [time for side in (0, 1) for one in row.timed(side).values() if (time := one.time)]
     if not all(one.samples_ms for one in figures):
         what = "medians" if all(one.samples_ms or one.median_ms for one in figures) else "means"
-        yield f"rests on {what} of another program's file, without samples: what these vary by is assumed"
+        yield f"based on {what} from another program's file, without samples: their spread is assumed"
     if judged.together is not None and judged.verdict in ("slower", "faster"):
         yield (
             f"one of the rows that moved together, by {percent(judged.together.change)} over "
-            f"{judged.together.cases} cases; alone it shows nothing"
+            f"{judged.together.cases} cases; alone it would be unclear"
         )
     elif (
         judged.verdict == "unclear"
         and abs(judged.change) <= judged.placement
         and (judged.low > 0.0 or judged.high < 0.0)
     ):
-        yield f"{percent(judged.change)} in one process a side may be the difference of two processes; {MORE} tell"
+        yield (
+            f"{percent(judged.change)} with one process per side may be the difference between two processes; "
+            f"{MORE} would tell"
+        )
 
 
 def _on_clock(time: float, clock: float | None) -> Iterator[str]:
@@ -77,30 +80,30 @@ def notes_of(
     *,
     may_cross: bool,
 ) -> Iterator[str]:
-    """What holds of the whole diff.
+    """Yield the notes on the whole diff.
 
     Args:
         changes: of the rows.
         runs: of both sides.
-        cases: rows, yardsticks among them.
+        cases: rows, including yardsticks.
         chosen: references by source, or by name.
-        flags: those of them that were held on to.
+        flags: those of them that were used.
         leveled: levels of all rows.
         shift: of all rows together.
-        may_cross: rows of two GPUs are judged.
+        may_cross: rows of two GPUs are compared.
     """
     alone = sum(min(one.processes) < 2 for one in changes)
     if alone:
         yield (
-            f"{_of(alone, len(changes))} measured by one process on a side: {100 * PROCESS:g} % from process to "
-            f"process is assumed where unchanged rows do not show what it is; {MORE} would measure it"
+            f"{_of(alone, len(changes))} measured by only one process on a side: a spread of {100 * PROCESS:g} % "
+            f"between processes is assumed where unchanged rows do not show it; {MORE} would measure it"
         )
     bare = sum(not one.references for one in changes)
     if bare:
         yield (
-            f"{_of(bare, len(changes))} with no unchanged backend and no yardstick beside: the machine is what "
-            f"unchanged rows of other cases show, and {100 * MACHINE:g} % off a run where there are fewer than "
-            f"{FEWEST_ELSEWHERE}"
+            f"{_of(bare, len(changes))} with no unchanged backend and no yardstick beside: the change of the machine "
+            f"is taken from unchanged rows of other cases, or assumed as {100 * MACHINE:g} % per run where there are "
+            f"fewer than {FEWEST_ELSEWHERE}"
         )
     if [list(one) for one in chosen] != [list(one) for one in flags]:
         yield (
@@ -115,12 +118,12 @@ def notes_of(
     ]
     if shift is None and shifts and abs(median(shifts)) > MOVED_APART:
         yield (
-            f"what stayed the same took {percent(median(shifts))} in B against A: the machine's doing, taken out "
-            "of the changes, not of the times"
+            f"unchanged backends and yardsticks took {percent(median(shifts))} in B: a change of the machine, "
+            "subtracted from the changes but not from the times"
         )
     clocks = [moved for found in leveled for one in found if (moved := clock_change(one)) is not None]
     if clocks and abs(median(clocks)) > MOVED_APART:
-        yield f"the SM clock differed by {percent(median(clocks))} in B: changes are those at one clock"
+        yield f"the SM clock differed by {percent(median(clocks))} in B: changes are given at the same clock"
     changed = sorted(
         {
             row.key[2]
@@ -130,7 +133,7 @@ def notes_of(
         }
     )
     if changed:
-        yield f"{', '.join(changed)}: named as reference, though its version or source is another in B, or not known"
+        yield f"{', '.join(changed)}: named as reference, but its version or source differs in B or is unknown"
     yield from _other_machine(*runs, may_cross=may_cross)
 
 
@@ -141,11 +144,11 @@ def _other_machine(a: Sequence[Run], b: Sequence[Run], *, may_cross: bool) -> It
     )
     torches = [{one.torch for run in runs for one in run.environments} for runs in (a, b)]
     if torches[0] != torches[1]:
-        yield "another torch: its matmul, a yardstick, may be another too"
+        yield "different torch: its matmul, a yardstick, may differ too"
     if may_cross and cards[0] != cards[1]:
-        yield "another card: two of one model differ by percents, and only a reference takes that out"
+        yield "different card: two of one model differ by percents, which only a reference corrects"
     if tools[0] != tools[1]:
-        yield "another Triton: what it compiles may have changed in references too, though their sources did not"
+        yield "different Triton: it may compile references differently, although their sources are unchanged"
 
 
 def _shift(found: Sequence[Leveled], unchanged: Sequence[bool]) -> float | None:
@@ -159,7 +162,7 @@ def _shift(found: Sequence[Leveled], unchanged: Sequence[bool]) -> float | None:
 
 
 def percent(log: float) -> str:
-    """A change by its logarithm, in per cent."""
+    """Format a change, given as a logarithm, in per cent."""
     return f"{100 * math.expm1(log):+.1f} %"
 
 

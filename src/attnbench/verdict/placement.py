@@ -1,11 +1,10 @@
-"""What one process a side cannot show: rows that differ because two processes differ.
+"""A limit for one process per side: rows may differ only because two processes differ.
 
-A process does not see its own offsets, and these need not be alike: most rows may lie within a few tenths
-of a per cent of another process's, and one in twenty three per cent off.  So a row that only one process a
-side measured is called changed only when it changed by more than `LEAST`, and by more than a multiple of
-the largest change of the unchanged rows of the same diff.  The multiple follows from the tails:
-where these fall with the power k, the largest of m draws is more than c times the largest of n others
-with probability m / (m + n c^k).
+A process does not show its own offsets, and these need not be alike: most rows may be within a few tenths of a per
+cent of another process's, and one in twenty 3 % off.  So a row measured by only one process per side is called
+changed only when it changed by more than `LEAST`, and by more than a multiple of the largest change of the unchanged
+rows of the same diff.  The multiple follows from the tails: where these fall with the power k, the largest of m draws
+is more than c times the largest of n others with probability m / (m + n c^k).
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from attnbench.verdict.contrast import Contrast, Contrasts
 from attnbench.verdict.together import Names
 
 LEAST = 0.04
-"""Change that two processes may differ by, whatever the other rows show: among a few dozen, none may show it."""
+"""Possible difference of two processes, whatever the other rows show: among a few dozen rows, none may show it."""
 
 TAILS = 3.0
-"""Power with which the tails of the offsets fall, at the slowest: that of Student's t with three degrees."""
+"""Power with which the tails of the offsets fall, assuming the slowest: that of Student's t with 3 degrees."""
 
 OF_CHANGED, OF_UNCHANGED = 0.012, 0.008
-"""Share of diffs of equal code in which two processes may have a row of changed code called, and one of the others."""
+"""Share of diffs of equal code in which a difference of two processes may call a row of changed, or unchanged, code."""
 
 FEWEST = 10
-"""Unchanged rows needed to estimate how far chance moves a row."""
+"""Unchanged rows needed to estimate the random change of a row."""
 
 FLOOR = 0.03
-"""The same for one row where there are fewer; the largest of m rows is larger by the root of power k of m.  Of
-Student's t with three degrees and a scale of 0.4 %, in 1 % of diffs."""
+"""The same limit for one row where there are fewer; that of the largest of m rows is larger by the k-th root of m.
+From Student's t with three degrees and a scale of 0.4 %, exceeded in 1 % of diffs."""
 
 
 class PlacementError:
-    """How large a change of a row may be the difference of two processes."""
+    """How much of a row's change may be the difference between two processes."""
 
     def __init__(self, contrasts: Contrasts, references: Sequence[Sequence[bool]], names: Names) -> None:
         comparable = [
@@ -51,7 +50,7 @@ class PlacementError:
         self._among = (1.0 / OF_UNCHANGED - 1.0) ** (1.0 / TAILS)
 
     def of(self, one: Contrast) -> float:
-        """Change up to which nothing is shown; 0 where processes of one side can be held against each other."""
+        """Return the change up to which nothing is shown; 0 where a side has several processes to compare."""
         if one.degrees:
             return 0.0
         is_quiet = id(one) in self._rows

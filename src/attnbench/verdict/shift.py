@@ -1,8 +1,8 @@
-"""A run that is slower or faster throughout: the machine, or the code?
+"""Detects a run that is slower or faster throughout, and whether the machine or the code is the cause.
 
-Rows are judged against what stayed the same, and so a shift of all of them would not be in any verdict.
-The yardsticks part the two: all rows against them are the code (or what it is built with), the
-yardsticks with all rows are the machine.  Without yardsticks nothing parts them.
+Rows are judged against what is unchanged, so a shift of all of them is in no verdict.  The yardsticks separate the
+causes: a shift of all rows against the yardsticks comes from the code (or what it is built with), a shift of the
+yardsticks with all rows from the machine.  Without yardsticks the cause is unknown.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from attnbench.verdict.levels import Leveled
 from attnbench.verdict.together import Names, against_yardsticks, shift_of
 
 SEEN = math.log1p(0.01)
-"""A shift of all rows that is said."""
+"""Least shift of all rows that is reported."""
 
 ALIKE = 0.9
-"""Share of the cases that went the way of the whole."""
+"""Least share of the cases that moved in the common direction."""
 
 PART = 0.25
-"""Share of the whole by which each backend moved, at least."""
+"""Least move of each backend, as a share of the whole."""
 
 CERTAIN = 1.96
-"""Standard deviations of whole runs (`contrast.MACHINE`) beyond which a shift of the times is shown."""
+"""Standard deviations of whole runs (`contrast.MACHINE`) beyond which a shift of the times counts as shown."""
 
 
 def shift_of_all(
@@ -37,10 +37,10 @@ def shift_of_all(
     files: tuple[int, int],
     yardsticks: Sequence[Sequence[str]],
 ) -> Shift | None:
-    """What all rows changed by together; None where they did not, or by less than is worth a word.
+    """Return the common change of all rows; None if there is none, or it is too small to report.
 
     Args:
-        cases: levels, with those of the yardsticks.
+        cases: levels, including those of the yardsticks.
         names: backend of each row; None for a yardstick.
         judged: the verdicts.
         files: number of run files of each side.
@@ -77,20 +77,20 @@ def shift_of_all(
     if time is None or abs(time) <= SEEN:
         return None
     along = bool(moved) and min(value * math.copysign(1.0, time) for value in moved.values()) > abs(time) / 2.0
-    along |= abs(median(_flat(cases, names))) < abs(time) / 2.0  # at one clock the most of it is gone
+    along |= abs(median(_flat(cases, names))) < abs(time) / 2.0  # most of it vanishes at one clock
     shown = abs(time) > CERTAIN * MACHINE * math.sqrt(1.0 / files[0] + 1.0 / files[1])
     return Shift("machine" if along else "unknown", share(time), None, None, share(time), shares, clock, shown)
 
 
 def _is_common(cases: Sequence[Sequence[Leveled]], names: Names, change: float, moved: Mapping[str, float]) -> bool:
-    """Whether every backend went along, and not only the one with the most rows."""
+    """Return whether every backend moved, and not only the one with the most rows."""
     middle = sum(moved.values()) / len(moved)
     found = _common([[shift_of(row, raw=True) - middle for row in rows] for rows in cases], names)
     return found is not None and found * change > 0.0
 
 
 def _common(values: Sequence[Sequence[float]], names: Names) -> float | None:
-    """Median of the rows' values, where each backend moved by a good part of it and nearly every case its way."""
+    """Return the median of the rows' values, if each backend and nearly every case moved in its direction."""
     backends: dict[str, list[float]] = {}
     medians = []
     for found, kinds in zip(values, names, strict=True):

@@ -1,4 +1,4 @@
-"""Two groups of runs, laid side by side: rows with their processes, and what may not be compared."""
+"""The two groups of runs of a diff: their rows, the processes of each row, and which may not be compared."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from attnbench.verdict.change import RowKey, Turned, key_of
 
 WHO = "attnbench diff"
 ACROSS = ("timer", "l2", "regime", "card", "gpu", "input")
-"""What two runs must share unless the caller names it in `across`: the model of the card, and row by row the very GPU."""
+"""Conditions that two runs must share unless the caller names them in `across`: card is the model, gpu the same GPU."""
 
 Place = tuple[int, int, int]
-"""File, replicate, and which of several rows of one name in it: one process for the row."""
+"""File, replicate, and index among several rows of one name in it: one process of the row."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One case x backend x configuration with the records of all its processes, a dict a side."""
+    """One case x backend x configuration with the records of all its processes, one dict per side."""
 
     key: RowKey
     sides: tuple[dict[Place, Record], dict[Place, Record]] = field(default_factory=lambda: ({}, {}))
 
     def first(self, side: int) -> Record:
-        """The record of the first process."""
+        """Return the record of the first process."""
         return next(iter(self.sides[side].values()))
 
     def timed(self, side: int) -> dict[Place, Record]:
-        """Processes with a time."""
+        """Return the processes with a time."""
         return {place: record for place, record in self.sides[side].items() if _is_timed(record)}
 
     def status(self, side: int) -> Status:
-        """How it ended: passed only where it did in every process."""
+        """Return the status of the row: passed only if every process passed."""
         return self.worst(side).status
 
     def worst(self, side: int) -> Record:
-        """A record of a process that did not pass, or else the first."""
+        """Return a record of a process that did not pass, or else the first record."""
         lost = [record for record in self.sides[side].values() if record.status is not Status.PASSED]
         return lost[0] if lost else self.first(side)
 
     def stayed(self) -> bool:
-        """Whether both sides ran the same thing: one version and one source throughout, and known."""
+        """Whether both sides ran the same thing: version and source are known and equal in all processes."""
         marks = {(record.version, record.source_hash) for side in self.sides for record in side.values()}
         return len(marks) == 1 and marks != {(None, None)}
 
 
 def lay_out(a: Sequence[Run], b: Sequence[Run], across: Collection[str] = ()) -> list[Row]:
-    """Rows of both sides, those of A first.
+    """Return the rows of both sides, those of A first.
 
     Args:
-        a: runs of the one side; each is a process of its own, or as many as it has replicates.
+        a: runs of one side; each is a process, or one process per replicate.
         b: runs of the other.
         across: names of `ACROSS` that may differ.
 
     Raises:
-        UsageError: the sides have no row in common, or were not measured alike.
+        UsageError: the sides have no row in common, or were measured under different conditions.
     """
     rows: dict[RowKey, Row] = {}
     for side, runs in enumerate((a, b)):
@@ -81,12 +81,12 @@ def lay_out(a: Sequence[Run], b: Sequence[Run], across: Collection[str] = ()) ->
 
 
 def turned_of(rows: Sequence[Row]) -> list[Turned]:
-    """Rows in both sides that ended otherwise in B."""
+    """Return the rows that have another status in B than in A."""
     return [Turned(row.worst(0), row.worst(1)) for row in rows if all(row.sides) and row.status(0) is not row.status(1)]
 
 
 def on_other_gpu(row: Row, runs: tuple[Sequence[Run], Sequence[Run]]) -> bool:
-    """Whether a row was timed on another GPU in B than in A, as far as both are known."""
+    """Return whether a row was timed on another GPU in B than in A; False if either is unknown."""
     seen = [
         {gpu_of(runs[side][number], record) for (number, _, _), record in row.timed(side).items()} - {None}
         for side in (0, 1)
@@ -95,12 +95,12 @@ def on_other_gpu(row: Row, runs: tuple[Sequence[Run], Sequence[Run]]) -> bool:
 
 
 def ids(runs: Sequence[Run]) -> str:
-    """The ids of the runs of a side."""
+    """Return the ids of the runs of a side."""
     return ",".join(run.id for run in runs)
 
 
 def _refuse_unlike(rows: Sequence[Row], runs: tuple[Sequence[Run], Sequence[Run]], across: Collection[str]) -> None:
-    """Raises UsageError for the first row whose times were not taken alike."""
+    """Raise UsageError for the first row whose times were measured under different conditions."""
     for row in rows:
         seen: dict[str, list[list[str]]] = {}
         for side in (0, 1):
@@ -125,7 +125,7 @@ def _refuse_unlike(rows: Sequence[Row], runs: tuple[Sequence[Run], Sequence[Run]
 
 def _conditions(run: Run, record: Record) -> Iterator[tuple[str, str | None]]:
     time = record.time
-    assert time is not None  # only timed records come here
+    assert time is not None  # the caller passes timed records only
     yield "timer", time.timer
     yield "l2", time.l2
     yield "regime", time.regime

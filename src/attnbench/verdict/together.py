@@ -1,4 +1,4 @@
-"""Rows that moved together: what one row's offset can do by chance, a dozen do not do alike.
+"""Rows that moved together: a change that one row may have by chance, a dozen do not have alike.
 
 How far two processes of the same code lie apart in one row is that row's own: its placement, its heat.
 So many rows that moved by the same amount show a change that is far below what one of them could show.
@@ -26,7 +26,7 @@ from attnbench.verdict.levels import Leveled
 from attnbench.verdict.sides import Place
 
 ALARMS = 0.01
-"""Share of diffs of equal code in which any group may be said to have moved."""
+"""Share of diffs of equal code in which any group may be reported to have moved."""
 
 LEAST, LEAST_OF_ONE = math.log1p(0.01), math.log1p(0.02)
 """Smaller moves of a group are not called, with replicates and with one process a side: a process may compile, place
@@ -39,12 +39,12 @@ Names = Sequence[Sequence[str | None]]
 """Backend of each row, case by case; None for a yardstick."""
 
 Values = list[list[float]]
-"""Changes of a group's rows, a list a case."""
+"""Changes of a group's rows, one list per case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a group of rows changed by; logarithms of B over A."""
+    """The common change of a group of rows; logarithms of B over A."""
 
     change: float
     low: float
@@ -60,21 +60,21 @@ class Move:
 
 
 def move_of(values: Values, groups: int = 1) -> Move | None:
-    """The common change of a group.
+    """Return the common change of a group.
 
     Args:
         values: changes of its rows, case by case.
-        groups: that are looked at in one diff.
+        groups: number of groups that are tested in one diff.
 
     Returns:
-        None where fewer than two cases tell.
+        None where fewer than two cases have a value.
     """
     by_case = [median(members) for members in values if members]
     if len(by_case) < 2:
         return None
     confidence = 1.0 - ALARMS / groups
     centre, interval = common_shift(by_case, confidence)
-    if interval is None:  # too few cases for ranks
+    if interval is None:  # too few cases for a rank test
         centre = fmean(by_case)
         reach = quantile((1.0 + confidence) / 2.0, len(by_case) - 1) * stdev(by_case) / math.sqrt(len(by_case))
         interval = centre - reach, centre + reach
@@ -163,7 +163,7 @@ def _apart(cases: Sequence[Sequence[Contrast]]) -> _Apart | None:
 
 
 def _all_went_along(whole: Move, values: dict[str | None, Values]) -> bool:
-    """Whether each backend moved by half of the whole at least: a few that moved far do not move the others."""
+    """Return whether each backend moved by at least half of the whole: a few that moved far must not stand for all."""
     sign = math.copysign(1.0, whole.change)
     return all(
         median(map(median, filter(None, members))) * sign > abs(whole.change) / 2.0
@@ -175,9 +175,9 @@ def _all_went_along(whole: Move, values: dict[str | None, Values]) -> bool:
 def against_yardsticks(
     cases: Sequence[Sequence[Leveled]], names: Names, chosen: Sequence[Sequence[bool]]
 ) -> Move | None:
-    """What the chosen rows changed by against the yardsticks beside them.
+    """Return the change of the chosen rows against the yardsticks beside them.
 
-    Where the yardsticks tell different stories the interval reaches from one to the other.
+    If the yardsticks disagree, the interval covers the results of both.
     """
     found: list[Move] = []
     for place in range(max(map(_yardsticks, names), default=0)):
@@ -209,7 +209,7 @@ def against_yardsticks(
 
 
 def steady(cases: Sequence[Sequence[Leveled]], names: Names, references: Sequence[Sequence[bool]]) -> list[list[bool]]:
-    """References that can be held on to: without the unchanged rows where these moved against the yardsticks."""
+    """Return the usable references: without unchanged rows if these moved against the yardsticks."""
     moved = against_yardsticks(cases, names, references)
     if moved is None or not moved.is_shown:
         return [list(flags) for flags in references]
@@ -220,7 +220,7 @@ def steady(cases: Sequence[Sequence[Leveled]], names: Names, references: Sequenc
 
 
 def shift_of(row: Leveled, raw: bool = False) -> float:
-    """Change of a row's level, or of its time as it is; NaN where a side has none."""
+    """Return the change of a row's level, or of its time as measured; NaN if a side has none."""
     sides = [[level.raw if raw else level.value for level in side.values()] for side in row.sides]
     return fmean(sides[1]) - fmean(sides[0]) if all(sides) else math.nan
 

@@ -1,4 +1,4 @@
-"""Yardsticks as rows: what the records of a case carry of them, laid side by side like backends."""
+"""Yardsticks as rows: the records of a case contain their samples; here they become rows like those of backends."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from attnbench.record import Record, Time, Yardstick
 from attnbench.verdict.sides import Place, Row
 
 NAME = "yardsticks"
-"""What `--reference` calls them."""
+"""Their name for `--reference`."""
 
 PREFIX = "yardstick "
-"""Of their names among those of backends."""
+"""Prefix of their names among those of backends."""
 
 
 def yardstick_rows(rows: Sequence[Row]) -> list[Row]:
-    """A row for each yardstick that both sides timed beside the rows of a case, doing the same work.
+    """Return a row for each yardstick that both sides timed beside the rows of a case, with equal work.
 
     Args:
         rows: of one case.
@@ -27,7 +27,7 @@ def yardstick_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def label(row: Row) -> str:
-    """Which yardstick a row is."""
+    """Return the name of a row's yardstick."""
     return row.key[2].removeprefix(PREFIX)
 
 
@@ -39,7 +39,7 @@ def _row(name: str, rows: Sequence[Row]) -> Row | None:
         if name in record.yardsticks:
             parts.setdefault((side, (file, replicate, 0)), []).append((record, record.yardsticks[name]))
     works = {(one.flops, one.bytes) for members in parts.values() for _, one in members}
-    if len(works) > 1:  # of another version of attnbench: not the same yardstick
+    if len(works) > 1:  # another version of attnbench has a different yardstick
         return None
     for (side, place), members in parts.items():
         row.sides[side][place] = _record(row.key[2], members)
@@ -47,10 +47,10 @@ def _row(name: str, rows: Sequence[Row]) -> Row | None:
 
 
 def _record(name: str, members: Sequence[tuple[Record, Yardstick]]) -> Record:
-    """A record of its samples; a group that was measured in parts has some beside each."""
+    """Return a record of its samples; a group measured in parts has some in each part."""
     first, _ = members[0]
     samples: dict[int, tuple[float, float | None]] = {}
-    for one in {one.rounds: one for _, one in members}.values():  # all rows of one part have the same
+    for one in {one.rounds: one for _, one in members}.values():  # all rows of one part have the same samples
         clocks = one.sm_mhz or (None,) * len(one.samples_ms)
         samples.update(zip(one.rounds, zip(one.samples_ms, clocks, strict=True), strict=True))
     rounds = tuple(sorted(samples))

@@ -1,1 +1,1 @@
-"""The measuring process and its protocol: one a GPU, expendable."""
+"""The measuring process and its protocol: one process per GPU, replaced when it fails."""

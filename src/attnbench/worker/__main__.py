@@ -1,4 +1,4 @@
-"""`python -m attnbench.worker DEVICE PAGE-FD READ-FD WRITE-FD`: started by `worker.process` only."""
+"""`python -m attnbench.worker DEVICE PAGE-FD READ-FD WRITE-FD`; started only by `worker.process`."""
 
 from __future__ import annotations
 

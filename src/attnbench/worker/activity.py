@@ -1,7 +1,8 @@
-"""What a worker is doing, on a page of memory that it shares with its parent.
+"""Activity page: what a worker is doing, in memory that it shares with its parent.
 
-The worker writes the backend and the phase before each step, launches of a batch included; when it dies or hangs, the
-parent reads whom to blame.  To write costs a microsecond and no system call, and the page survives the writer.
+The worker writes the backend and the phase before each step, including each launch of a batch.  When it dies or hangs,
+the parent reads which backend to blame.  A write takes a microsecond and no system call, and the page survives the
+writer.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from attnbench.errors import NothingToRun, refusal
 from attnbench.worker.supervisor import PRINTED, PRINTED_AT
 
 _FORMAT = struct.Struct("<Qi48s")
-"""Count of steps, index of the backend in the request, phase."""
+"""Number of steps, index of the backend in the request, phase."""
 HARNESS = -1
-"""Index of the harness itself: nobody's backend."""
+"""Index of the harness itself, which is no backend."""
 _ENOUGH_AT = 128
-"""A byte of the worker's: what it samples will be a record after the round in hand."""
+"""Byte written by the worker: its samples will make records when the current round ends."""
 _ASKED_AT = 192
-"""A byte of the parent's: the request is to end after the round in hand."""
+"""Byte written by the parent: the request is to end after the current round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a worker wrote last."""
+    """The last entry that a worker wrote."""
 
     count: int
     index: int
@@ -38,7 +39,7 @@ class Activity:
 
 
 class ActivityPage:
-    """The page, in a nameless file that both processes map."""
+    """The page, in an unnamed file that both processes map."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -47,66 +48,66 @@ class ActivityPage:
 
     @classmethod
     def create(cls) -> Self:
-        """A fresh page; whoever goes last takes it with him, in whatever way he goes."""
+        """Create a new page; it is freed when the last process that maps it ends, however it ends."""
         page = cls(shared_memory(mmap.PAGESIZE))
         page.announce(HARNESS, "start")
         return page
 
     def announce(self, index: int, phase: str) -> None:
-        """Say what comes next; called by the worker."""
+        """Write the step that comes next; called by the worker."""
         self._count += 1
         _FORMAT.pack_into(self._page, 0, self._count, index, phase.encode(errors="backslashreplace")[:48])
 
     def read(self) -> Activity:
-        """What was written last; called by the parent, at any moment: half an entry is no error."""
+        """Return the last entry; called by the parent, at any moment: a half-written entry is no error."""
         count, index, phase = _FORMAT.unpack_from(self._page, 0)
-        # A backend may have written to the page: what is not ours is not shown.
+        # A backend may have written to the page, so bytes that are no text are dropped.
         text = phase.partition(b"\0")[0].decode(errors="ignore")
         return Activity(count, index, "".join(letter for letter in text if letter.isprintable()))
 
     def printed(self) -> int:
-        """Bytes that the worker printed so far, as far as its supervisor has read them."""
+        """Return the bytes that the worker has printed so far, as far as its supervisor has read them."""
         return int(PRINTED.unpack_from(self._page, PRINTED_AT)[0])
 
     def say_enough(self, enough: bool) -> None:
-        """Say whether samples are there that the end of a round makes records."""
+        """Write whether there are enough samples for records when the current round ends."""
         self._page[_ENOUGH_AT] = enough
 
     def enough(self) -> bool:
-        """Whether the worker, asked to end, hands over records that are worth waiting for."""
+        """Return whether the worker, asked to end, will send records that are worth waiting for."""
         return bool(self._page[_ENOUGH_AT])
 
     def ask_to_end(self) -> None:
-        """Have the worker end its request after the round in hand; called by the parent, whose page may be closed."""
+        """Ask the worker to end its request after the current round; called by the parent; works on a closed page."""
         with contextlib.suppress(ValueError):
             self._page[_ASKED_AT] = 1
 
     def asked_to_end(self) -> bool:
-        """Whether the worker is to end its request."""
+        """Return whether the worker is to end its request."""
         return bool(self._page[_ASKED_AT])
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the page."""
         self._page.close()
         os.close(self.handle)
 
 
 def shared_memory(size: int) -> int:
-    """A file without a name, of `size` zeros: in memory where the system offers that, else in the temporary folder.
+    """Create an unnamed file of `size` zeros: in memory where the system offers that, else in the temporary folder.
 
     Returns:
-        Its descriptor.  In memory its size is sealed: a process that cut it would end all others that map it.
+        Its file descriptor.  In memory its size is sealed: shrinking it would crash all processes that map it.
 
     Raises:
-        NothingToRun: neither can be had.
+        NothingToRun: neither can be created.
     """
     if hasattr(os, "memfd_create"):
         handle = os.memfd_create("attnbench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.truncate(handle, size)
-        except OSError as error:  # it counts as a file
+        except OSError as error:  # the limit of file sizes applies to it
             os.close(handle)
-            wrong, accepted = f"are not to be had ({error.strerror})", "a larger limit of files' sizes (ulimit -f)"
+            wrong, accepted = f"cannot be allocated ({error.strerror})", "a larger file size limit (ulimit -f)"
             raise NothingToRun(refusal("worker", "bytes of shared memory", size, wrong, accepted)) from None
         fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         return handle

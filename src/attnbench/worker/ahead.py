@@ -1,11 +1,11 @@
-"""The process that compiles what planned sessions will launch, before a worker opens them: it has no card.
+"""The process that compiles the kernels of planned sessions before a worker opens them; it uses no GPU.
 
-`python -m attnbench.worker.ahead`, started by `sweep.ahead` with a request on stdin.  A session is opened on inputs
-without memory, and called; what its kernels would have Triton compile is compiled by processes side by side
-(`kernels.shared.ahead`).  Whatever goes wrong here is left to the worker, which says it in the row's own record.
+`python -m attnbench.worker.ahead`, started by `sweep.ahead` with a request on stdin.  It opens each session on "meta"
+tensors and calls it; the kernels that Triton would compile are compiled by parallel processes
+(`kernels.shared.ahead`).  Errors are ignored here: the worker reports them in the record of their row.
 
-It says, a line each: ``{"group": G, "kernels": N}``, how many kernels a group needs that no group before it does;
-``{"done": G}``, that one of those is compiled or given up.
+It writes one line per event: ``{"group": G, "kernels": N}``, the number of kernels that a group is the first to need;
+``{"done": G}``, one of these is compiled or has failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnbench.kernels.shared.card import Card
 
 ALONE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment of a process that is forked: one thread."""
+"""Environment of forked processes: one thread each."""
 
 
 def serve() -> int:
@@ -49,13 +49,13 @@ def serve() -> int:
 
 
 def needed(groups: Sequence[PlannedGroup], files: Sequence[str], card: Card, owners: dict[str, str]) -> Iterator[Job]:
-    """Kernels that groups need, each once, in the order of the groups.
+    """Yield the kernels that groups need, each once, in the order of the groups.
 
     Args:
         groups: of a plan.
         files: paths of --backends files.
-        card: that they are measured on.
-        owners: takes the group that a kernel, by its key, is first needed by.
+        card: the card that the groups are measured on.
+        owners: filled with the first group that needs each kernel, by the kernel's key.
     """
     for group in groups:
         jobs = {job.key: job for name in group.backends for job in jobs_of(group, name, files, card)}
@@ -66,7 +66,7 @@ def needed(groups: Sequence[PlannedGroup], files: Sequence[str], card: Card, own
 
 
 def jobs_of(group: PlannedGroup, name: str, files: Sequence[str], card: Card) -> list[Job]:
-    """Kernels that one session launches; none of a backend that needs a card to say so."""
+    """Return the kernels that one session launches; none if the backend's sessions need a GPU to be opened."""
     from attnbench.kernels.shared.ahead import gathered
     from attnbench.worker.entry import backend_for
 
@@ -85,38 +85,38 @@ def jobs_of(group: PlannedGroup, name: str, files: Sequence[str], card: Card) ->
                 launch.forward()
                 if case.mode != "fwd":
                     launch.call(case.mode)()
-    except Exception:  # the edge: the row's own record says it
+    except Exception:  # catches everything: the worker reports it in the row's record
         pass
     return list(jobs.values())
 
 
 def _ask_card(device: str) -> int:
-    """Have another process look at a card, which ends with its context; the pipe that its answer is in."""
-    answer, said = os.pipe()
+    """Fork a process that queries the card and ends with its CUDA context; return the pipe of its answer."""
+    answer, writer = os.pipe()
     if os.fork():
-        os.close(said)
+        os.close(writer)
         return answer
     try:
         import torch
 
         found = torch.cuda.get_device_properties(device)
-        os.write(said, json.dumps([[found.major, found.minor], found.multi_processor_count]).encode())
+        os.write(writer, json.dumps([[found.major, found.minor], found.multi_processor_count]).encode())
     finally:
         os._exit(0)
 
 
 def _answer(pipe: int | None) -> Any:
     assert pipe is not None
-    with os.fdopen(pipe, "rb") as said:
-        text = said.read()
+    with os.fdopen(pipe, "rb") as reader:
+        text = reader.read()
     os.wait()
     if not text:
         raise Unsupported("ahead: there is no card to compile for")
     return json.loads(text)
 
 
-def _send(**word: Any) -> None:
-    sys.stdout.write(f"{json.dumps(word)}\n")
+def _send(**message: Any) -> None:
+    sys.stdout.write(f"{json.dumps(message)}\n")
     sys.stdout.flush()
 
 

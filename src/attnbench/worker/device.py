@@ -1,4 +1,4 @@
-"""The device of a worker between backends: what it holds, whether it still answers, and clean again."""
+"""The device of a worker between backends: its allocated memory, whether it still works, and its cleanup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnbench.measure.stage import synchronize
 
 
 class ContextLost(Exception):
-    """The GPU context answers nothing any more; the process must end."""
+    """The GPU context fails every call; the process must end."""
 
     def __init__(self, index: int, phase: str, reason: str) -> None:
         super().__init__(reason)
@@ -18,20 +18,20 @@ class ContextLost(Exception):
 
 
 class Stuck(ContextLost):
-    """A backend changed what all share and what cannot be put back: the others need another process."""
+    """A backend changed a shared setting that cannot be restored: the other backends need another process."""
 
 
 def raise_if_lost(device: Device, index: int, phase: str, reason: str) -> None:
-    """See whether the device survived an exception.
+    """Check that the device survived an exception.
 
     Args:
         device: what is measured on.
-        index: whom the activity page names.
-        phase: what it was doing.
-        reason: words of the exception.
+        index: of the backend on the activity page.
+        phase: of that backend.
+        reason: message of the exception.
 
     Raises:
-        ContextLost: a CUDA error that sticks makes every later call fail; only a new process helps.
+        ContextLost: a sticky CUDA error makes every later call fail; only a new process helps.
     """
     try:
         synchronize(device)
@@ -40,7 +40,7 @@ def raise_if_lost(device: Device, index: int, phase: str, reason: str) -> None:
 
 
 def allocated(device: Device) -> int:
-    """Bytes the allocator has handed out; 0 on a CPU, which has none."""
+    """Return the bytes that the allocator has handed out; 0 on a CPU, which has no such allocator."""
     if not device.on_gpu:
         return 0
     import torch
@@ -49,7 +49,7 @@ def allocated(device: Device) -> int:
 
 
 def release(device: Device) -> None:
-    """Collect what nobody holds and give the allocator's reserve back."""
+    """Collect garbage and return the allocator's reserve to the device."""
     gc.collect()
     if device.on_gpu:
         import torch
@@ -58,8 +58,8 @@ def release(device: Device) -> None:
 
 
 def tidy(device: Device) -> None:
-    """Leave nothing of one case to the next."""
+    """Remove the state that one case would leave to the next."""
     if "torch._dynamo" in sys.modules:
-        # Each case compiles anew: without this the recompile limit turns later cases eager.
+        # Each case compiles again: without this, dynamo's recompile limit makes later cases run eagerly.
         sys.modules["torch._dynamo"].reset()
     release(device)

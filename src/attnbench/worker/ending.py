@@ -1,4 +1,4 @@
-"""How the backends of a group end: their records, their sessions closed, and nothing left for the others."""
+"""How the backends of a group end: write their records, close their sessions, restore what they changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attnbench.worker.protocol import TURN
 
 
 class GroupEnds:
-    """What `group.GroupRun` does when a backend has ended, one way or another."""
+    """The part of `group.GroupRun` that ends a backend, successfully or not."""
 
     group: PlannedGroup
     settings: Settings
@@ -33,7 +33,7 @@ class GroupEnds:
     on_record: Callable[[Record], None]
 
     def _fit_for_others(self, index: int, phase: str, *builders: RecordBuilder) -> None:
-        """End the worker where a backend changed what cannot be put back, unless nobody else is to be measured.
+        """End the worker if a backend changed a setting that cannot be restored and others are still to be measured.
 
         Raises:
             Stuck: it did.
@@ -43,12 +43,12 @@ class GroupEnds:
             raise Stuck(index, phase, notes[0])
 
     def _inputs_kept(self, words: str) -> Outcome:
-        """Whether the inputs are what they were; they are put back where not."""
+        """Check that the inputs are unchanged; restore changed ones."""
         names = self.references.first.changed() if self.settings.check else []
         return Outcome(not names, f"changed inputs: {', '.join(names)} ({words})" if names else None)
 
     def _turn(self, index: int, phase: str) -> None:
-        """Say whose turn it is, in the log too: what stands there before is not from this turn."""
+        """Announce the backend and phase, on the activity page and in the log, so that later lines belong to it."""
         self.page.announce(index, phase)
         with suppress(OSError, ValueError):  # a backend may have closed it
             print(f"{TURN} {phase}", file=sys.stderr, flush=True)  # noqa: T201
@@ -69,7 +69,7 @@ class GroupEnds:
         self.on_record(record)
 
     def _close(self, entry: Entry) -> None:
-        """Close a session that was measured; what its closing raises is held against it."""
+        """Close a session that was measured; an exception in closing makes its record a failure."""
         entry.launch = None
         self._turn(entry.index, "closing")
         reason: str | None
@@ -78,7 +78,7 @@ class GroupEnds:
             with globals_kept([entry.builder], "when it was closed: "):
                 entry.closing.close()
                 synchronize(self.device)
-        except Exception as error:  # the edge: see _open
+        except Exception as error:  # catches everything: see _open
             reason = reason_of(error, "closing")
             raise_if_lost(self.device, entry.index, "closing", reason)
             status = Status.FAILED
@@ -91,12 +91,12 @@ class GroupEnds:
         self._fit_for_others(entry.index, "closing", entry.builder)
 
     def _abandon(self, entry: Entry) -> None:
-        """Close a session that failed, whose reason is known: what its closing raises is a note."""
+        """Close a session that failed for a known reason; an exception in closing becomes a note."""
         entry.launch = None
         self._turn(entry.index, "closing")
         try:
             with globals_kept([entry.builder], "when it was closed: "):
                 entry.closing.close()
-        except Exception as error:  # the edge: see _open
+        except Exception as error:  # catches everything: see _open
             entry.builder.note(f"closing it raised {type(error).__name__}")
         release(self.device)

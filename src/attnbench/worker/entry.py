@@ -1,4 +1,4 @@
-"""One backend of a group on its way to a record."""
+"""One backend of a group, from its first step to its record."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ MIB = 2**20
 
 WORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
 MOST_FLOPS = 10**24
-"""A day of a million cards."""
+"""Largest count accepted: a day of a million cards."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """One backend of the group and what is known of it so far."""
+    """One backend of the group and its state so far."""
 
     index: int
-    "in the request; what the activity page says"
+    "in the request, and on the activity page"
     backend: Backend
     builder: RecordBuilder
     launch: Launch | None = None
@@ -43,26 +43,26 @@ class Entry:
     setup_ms: float = 0.0
     first_call_ms: float = 0.0
     held_bytes: int = 0
-    "what the device held before the session: the harness, the inputs, other sessions"
+    "memory allocated on the device before the session: harness, inputs, other sessions"
     session_bytes: int = 0
-    "what the session holds on the device between calls: its own inputs, workspaces, plans"
+    "memory that the session keeps on the device between calls: its own inputs, workspaces, plans"
     by_itself: bool = False
-    "to be measured with nobody else open"
+    "must be measured with no other session open"
     repeated: bool = False
-    "the baseline once more, beside those of a later part: how it ends here is not its record"
+    "the baseline again, beside the backends of a later part: how it ends here does not change its record"
     record: Record | None = None
-    "the last one"
+    "the last one written"
     ended: bool = False
-    "with a record that is not passed"
+    "has a record that is not passed"
 
     def again(self, *, by_itself: bool = False, repeated: bool = False) -> Entry:
-        """The same backend, not open yet."""
+        """Return an entry of the same backend that is not open yet."""
         return Entry(
             index=self.index, backend=self.backend, builder=self.builder, by_itself=by_itself, repeated=repeated
         )
 
     def run_once(self, mode: str) -> None:
-        """Forward, and backward where the mode asks for it."""
+        """Run the forward, and the backward if the mode includes it."""
         launch = self.launch
         assert launch is not None
         if launch.reset:
@@ -73,7 +73,7 @@ class Entry:
 
 
 def guilty_of(error: Exception, activity: Activity, sampled: Sequence[Entry]) -> Entry | None:
-    """Whose doing an exception during sampling was; None for the harness's own."""
+    """Return the entry that caused an exception during sampling; None if it may be the harness itself."""
     if isinstance(error, Untimed | Misleading):
         return next((entry for entry in sampled if entry.builder.name == error.subject), None)
     if isinstance(error, Unavailable | UsageError):
@@ -82,10 +82,10 @@ def guilty_of(error: Exception, activity: Activity, sampled: Sequence[Entry]) ->
 
 
 def notes_of(name: str, launch: Launch) -> tuple[str, ...]:
-    """The notes that a launch hands over.
+    """Return the notes that a launch gives.
 
     Raises:
-        UsageError: they are not texts.
+        UsageError: they are not strings.
     """
     if not isinstance(launch.notes, tuple | list) or not all(isinstance(note, str) for note in launch.notes):
         raise UsageError(refusal(name, "notes", repr(launch.notes)[:80], "is not text", "a tuple of str"))
@@ -93,10 +93,10 @@ def notes_of(name: str, launch: Launch) -> tuple[str, ...]:
 
 
 def executed_flops(name: str, launch: Launch) -> int | None:
-    """What a launch says that it executes.
+    """Return the FLOPs that a launch says it executes.
 
     Raises:
-        UsageError: no count.
+        UsageError: the value is not a count.
     """
     value = launch.executed_flops
     if value is None:
@@ -108,20 +108,24 @@ def executed_flops(name: str, launch: Launch) -> int | None:
     if isinstance(value, bool) or not 0 <= count <= MOST_FLOPS:
         raise UsageError(
             refusal(
-                name, "executed_flops", repr(value)[:80], "is no count", f"None or a whole number, 0 to {MOST_FLOPS:g}"
+                name,
+                "executed_flops",
+                repr(value)[:80],
+                "is not a count",
+                f"None or a whole number, 0 to {MOST_FLOPS:g}",
             )
         )
     return count
 
 
 def counters(name: str, found: Mapping[str, float]) -> dict[str, float]:
-    """What a launch counts, by name.
+    """Return a launch's counters by name.
 
     Raises:
-        UsageError: a name that is no word, or what is no finite number.
+        UsageError: a name is not a word, or a value is not a finite number.
     """
     if not isinstance(found, Mapping):
-        raise UsageError(refusal(name, "counters", repr(found)[:80], "is no mapping", "names and numbers"))
+        raise UsageError(refusal(name, "counters", repr(found)[:80], "is not a mapping", "names and numbers"))
     for key, value in found.items():
         number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST_FLOPS
         if not (isinstance(key, str) and WORD.fullmatch(key)) or not number:
@@ -130,8 +134,8 @@ def counters(name: str, found: Mapping[str, float]) -> dict[str, float]:
                     name,
                     f"counters[{repr(key)[:40]}]",
                     repr(value)[:80],
-                    "is no count",
-                    "a name of small letters, and a number",
+                    "is not a count",
+                    "a name of lower-case letters, and a number",
                 )
             )
     return {key: float(value) for key, value in found.items()}
@@ -141,9 +145,9 @@ def counters(name: str, found: Mapping[str, float]) -> dict[str, float]:
 def globals_kept(
     builders: Sequence[RecordBuilder], words: str = "", *, but: frozenset[str] = frozenset()
 ) -> Iterator[GlobalState]:
-    """Put settings back that the block leaves changed, `but` some, with a note for each of the builders.
+    """Restore settings that the block leaves changed, except those in `but`, and note them in each of the builders.
 
-    Gives the settings as they were before.
+    Yields the settings before the block.
     """
     before = GlobalState.capture()
     try:
@@ -156,19 +160,19 @@ def globals_kept(
 
 @contextmanager
 def log_watched(page: ActivityPage, builders: Sequence[RecordBuilder], words: str = "") -> Iterator[None]:
-    """A note for each of the builders where the block prints more than is kept of the log."""
+    """Add a note to each of the builders if the block prints more than the log keeps."""
     before = _printed(page)
     try:
         yield
     finally:
         if (count := _printed(page) - before) > KEPT:
-            note = f"{words}{count / MIB:.1f} MiB were printed; of the log the last {KEPT >> 10} KiB are kept"
+            note = f"{words}{count / MIB:.1f} MiB were printed; the log keeps the last {KEPT >> 10} KiB"
             for builder in builders:
                 builder.note(note)
 
 
 def _printed(page: ActivityPage) -> int:
-    """Bytes printed, those on their way to the supervisor included."""
+    """Return the bytes printed, including those still in the pipe to the supervisor."""
     waiting = array("i", [0])
     with suppress(OSError):  # a backend may have closed it
         fcntl.ioctl(1, termios.FIONREAD, waiting)
@@ -176,14 +180,14 @@ def _printed(page: ActivityPage) -> int:
 
 
 def backend_for(selector: str, case: Case, files: Sequence[str]) -> Backend:
-    """The backend that a selector of the plan names.
+    """Return the backend that a selector of the plan names.
 
     Raises:
-        Unsupported: this case has no such configuration; others of the run may.
-        UsageError: a file does not import any more.
+        Unsupported: this case has no such configuration; other cases of the run may have it.
+        UsageError: a file can no longer be imported.
     """
     name, short = parse_selector(selector)
-    # A file may do anything when it is imported: only its own backends are to suffer for it.
+    # Importing a file can have any side effect, so only its own backends import it.
     chosen = () if is_shipped(selector) else files
     if short is None or name not in all_backends(chosen):
         return resolve(selector, case, files=chosen)

@@ -1,4 +1,4 @@
-"""One group carried out in the worker: open every backend alone, check it, then sample them in turn."""
+"""Measures one group in the worker: opens and checks every backend alone, then samples them in turn."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ class GroupRun(GroupEnds):
         self.case = self.workload.case(group.case)
         self.sampling_s = 0.0
         self.baseline: tuple[Entry, Record] | None = None
-        "once it is measured, to be measured again in every later part"
+        "once it is measured; it is measured again in every later part"
         self.rounds = 0
         "taken in earlier parts"
         self.began_s: float | None = None
 
     def carry_out(self) -> float:
-        """Measure the group; every backend ends as a record, of two records of one the later holds.
+        """Measure the group; every backend gets a record, and of two records of one backend the later counts.
 
-        Where the page asks for an end, those that have not enough samples by then have none.
+        If the page asks for an end, backends without enough samples by then get no record.
 
         Returns:
             Seconds spent sampling.
@@ -86,7 +86,7 @@ class GroupRun(GroupEnds):
         """
         entries = [entry for index, name in enumerate(self.group.backends) if (entry := self._probe(index, name))]
         state = GlobalState.capture()
-        # The sampler compares with its first.
+        # The sampler compares the others with its first subject.
         entries.sort(key=lambda entry: entry.builder.name != self.settings.baseline)
         waiting = entries if entries and self._prepared(entries) else []
         while waiting and not self.page.asked_to_end():
@@ -102,7 +102,7 @@ class GroupRun(GroupEnds):
     # ── which backends can run at all, and what they all need ──────────────────────────────────────
 
     def _probe(self, index: int, name: str) -> Entry | None:
-        """The backend, or None after its record."""
+        """Return an entry for the backend, or None after writing its record."""
         self._turn(index, "probe")
         builder = RecordBuilder(
             self.group, self.settings, name, self.workload, self.case, device=self.device, files=self.files
@@ -113,13 +113,13 @@ class GroupRun(GroupEnds):
                 entry = Entry(index=index, backend=self._found(name, builder), builder=builder)
         except (Unavailable, Unsupported) as why:
             self.on_record(builder.failed(Status.SKIPPED, str(why)))
-        except Exception as error:  # the edge: whatever a backend raises becomes its record
+        except Exception as error:  # catches everything: whatever a backend raises becomes its record
             self.on_record(builder.failed(Status.FAILED, reason_of(error, "probe")))
         self._fit_for_others(index, "probe", builder)
         return entry
 
     def _found(self, name: str, builder: RecordBuilder) -> Backend:
-        """The backend of a name, once it says that it can take the case."""
+        """Return the backend of that name, after checking that it supports the case."""
         backend = backend_for(name, self.case, self.files)
         builder.of(backend)
         if self.machine.device not in backend.devices:
@@ -128,12 +128,12 @@ class GroupRun(GroupEnds):
         backend.probe()
         backend.check(self.case, self.machine)
         if (variant := backend.variant_of(self.case)) not in self.workload.variants:
-            # Found only when its oracle is asked for, it would take the group's other backends along.
+            # Otherwise the missing oracle would be noticed later and make the whole group fail.
             raise unknown(name, "variant", variant, self.workload.variants)
         return backend
 
     def _prepared(self, entries: Sequence[Entry]) -> bool:
-        """Make inputs and oracles: their time is no backend's; where it fails every record says why."""
+        """Make inputs and oracles, whose time counts for no backend; if that fails, every record gets the reason."""
         settings, oom = self.settings, False
         try:
             if settings.measure and self.device.on_gpu:
@@ -153,23 +153,23 @@ class GroupRun(GroupEnds):
                     for reference in (self.references.first, self.references.second):
                         reference.truth(variant)
             return True
-        except Exception as error:  # the edge: a case too large for this machine, or a mistake of the workload
+        except Exception as error:  # catches everything: a case too large for this machine, or an error of the workload
             phase = self.page.read().phase
             reason, oom = reason_of(error, phase), out_of_memory(error) and phase == "inputs"
-            # A MemoryError says how much was wanted; the text of the device's allocator is a page.
+            # A MemoryError says how much was requested; the message of the device's allocator is too long.
             size = f" ({' '.join(str(error).split())})" if isinstance(error, MemoryError) and str(error) else ""
             raise_if_lost(self.device, HARNESS, phase, reason)
         for entry in entries:
             self._end(entry, Status.OOM if oom else Status.FAILED, reason, f"for the inputs{size}")
         return False
 
-    # ── each alone: session, first call, check, memory ─────────────────────────────────────────────
+    # ── each backend alone: session, first call, check, memory ─────────────────────────────────────
 
     def _open_part(self, waiting: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
-        """Open one after another those whose sessions fit in memory together, and the rest.
+        """Open sessions one after another while they fit in memory together; return them and the rest.
 
-        The first is alone: whoever runs out of memory then is never in the rest.  In a later part the
-        baseline joins it.
+        The first one is opened alone: a backend that runs out of memory then is never in the rest.  In a later part
+        the baseline is opened before the second one.
         """
         part: list[Entry] = []
         rest: list[Entry] = []
@@ -187,14 +187,14 @@ class GroupRun(GroupEnds):
         return part, rest
 
     def _baseline_beside(self, entry: Entry) -> list[Entry]:
-        """The baseline, opened once more for a later part; a note where it does not go."""
+        """Open the baseline again for a later part; empty if there is none or it does not fit."""
         if self.baseline is None:
             return []
         again = self.baseline[0].again(repeated=True)
         return [again] if not entry.by_itself and self._open(again, alone=False) == "open" else []
 
     def _open(self, entry: Entry, *, alone: bool) -> str:
-        """Open one backend and see it through everything that is done alone: open, full, or ended."""
+        """Open one backend and do everything that is done alone; return "open", "full" or "ended"."""
         builder = entry.builder
         try:
             with globals_kept([builder]) as before, log_watched(self.page, [builder]):
@@ -210,12 +210,12 @@ class GroupRun(GroupEnds):
             status, reason = Status.INCORRECT, outcome.reason
         except (Unsupported, Unavailable) as why:
             status, reason = Status.SKIPPED, str(why)
-        except Exception as error:  # the edge: see _probe
+        except Exception as error:  # catches everything: see _probe
             phase = self.page.read().phase
             status, reason = status_of(error), reason_of(error, phase)
             if status is Status.FAILED:
                 raise_if_lost(self.device, entry.index, phase, reason)
-        # Only here: the exception held the frames of the backend, and they its memory.
+        # Not in the handler: the exception holds the backend's frames, and they hold its memory.
         self._abandon(entry)
         if self.settings.check and (names := self.references.first.changed()):
             entry.builder.note(f"changed inputs: {', '.join(names)} (put back)")
@@ -242,7 +242,7 @@ class GroupRun(GroupEnds):
         entry.first_call_ms = 1e3 * (time.perf_counter() - started)
 
     def _examined(self, procedure: Callable[..., Outcome], entry: Entry, phase: str) -> Outcome:
-        """Examine a launch; what was found lands in the builder."""
+        """Run an examination and store its results in the builder."""
         if not self.settings.check:
             return Outcome(True)
         self.page.announce(entry.index, phase)
@@ -264,7 +264,7 @@ class GroupRun(GroupEnds):
 
     def _memory(self, entry: Entry) -> None:
         self.page.announce(entry.index, "memory")
-        # The last call's results: where a call lets go of them first, those it makes are no rise above them.
+        # Results of the last call: if a call frees them first, allocating new ones does not raise the peak.
         results = max(0, allocated(self.device) - entry.held_bytes - entry.session_bytes)
         found = peak(lambda: entry.run_once(self.case.mode), self.device)
         inputs = sum(t.numel() * t.element_size() for t in self.inputs.tensors().values())
@@ -274,10 +274,10 @@ class GroupRun(GroupEnds):
             peak_reserved_mb=None if found.reserved is None else (own + found.reserved) / MIB,
         )
 
-    # ── together: samples, then one more look at the outputs ───────────────────────────────────────
+    # ── together: samples, then the outputs are checked again ──────────────────────────────────────
 
     def _measure(self, part: Sequence[Entry]) -> list[Entry]:
-        """Sample the sessions of a part; those that are to be measured once more, each by itself."""
+        """Sample the sessions of a part; return those that must be measured again, each by itself."""
         if not self.settings.measure:
             for entry in part:
                 self._keep(entry, entry.builder.passed_check())
@@ -287,7 +287,7 @@ class GroupRun(GroupEnds):
         left, group, apart = self._sampled(part)
         self._fit_for_others(HARNESS, "sampling", *(entry.builder for entry in part))
         if self.settings.check and len(left) > 1 and self.references.first.changed():
-            # Nobody knows whose doing it was.
+            # It is unknown which backend did it.
             return apart + [entry.again(by_itself=True) for entry in left if not entry.repeated]
         if self.settings.baseline and self.settings.baseline not in (entry.builder.name for entry in left):
             for entry in left:
@@ -297,7 +297,7 @@ class GroupRun(GroupEnds):
         return apart
 
     def _sampled(self, part: Sequence[Entry]) -> tuple[list[Entry], Any, list[Entry]]:
-        """Sample until nobody fails: those that did not, their times, and those whose memory did not suffice."""
+        """Sample until no backend fails; return the entries left, their times, and those that ran out of memory."""
         left = list(part)
         apart: list[Entry] = []
         while left:
@@ -305,13 +305,13 @@ class GroupRun(GroupEnds):
                 return left, self._sample(left), apart
             except Interrupted:
                 return [], None, apart
-            except Exception as error:  # the edge: a call that raises while it is sampled
+            except Exception as error:  # catches everything: a call that raises while it is sampled
                 activity = self.page.read()
                 reason, full = reason_of(error, activity.phase), out_of_memory(error)
                 raise_if_lost(self.device, activity.index, activity.phase, reason)
                 status = Status.INCORRECT if isinstance(error, Misleading) else status_of(error)
                 guilty = guilty_of(error, activity, left)
-            if guilty is None and len(left) > 1:  # the harness, or one of them whom nothing names
+            if guilty is None and len(left) > 1:  # the harness, or a backend that cannot be identified
                 return [], None, apart + [entry.again(by_itself=True) for entry in left if not entry.repeated]
             if guilty is None:
                 for entry in left:
@@ -320,7 +320,7 @@ class GroupRun(GroupEnds):
             left.remove(guilty)
             self._abandon(guilty)
             if self.settings.check:
-                self.references.second.changed()  # it may have ended in the middle of an inspection
+                self.references.second.changed()  # the failure may have interrupted an inspection
             if full and left and not guilty.repeated:
                 apart.append(guilty.again(by_itself=True))
             else:
@@ -369,7 +369,7 @@ class GroupRun(GroupEnds):
         assert launch is not None
         if self.case.mode != "fwd":
             self.page.announce(entry.index, "set-up: forward")
-            launch.forward()  # a backward alone uses the last forward
+            launch.forward()  # a backward on its own uses the last forward
             synchronize(self.device)
         looker = Inspection(launch, self.references, **self._terms(entry)) if self.settings.check else None
         return Subject(
@@ -384,7 +384,7 @@ class GroupRun(GroupEnds):
     def _besides(
         self, entry: Entry, announce: Callable[[str], None]
     ) -> tuple[Mapping[str, Time], dict[str, float | None]]:
-        """What is measured of a launch besides its samples: once, and not where the run is to end."""
+        """Take the measurements besides samples: once each, and not if the run is to end."""
         if entry.repeated:
             return {}, {}
         if self.page.asked_to_end():
@@ -395,7 +395,7 @@ class GroupRun(GroupEnds):
         return phases, carried_out_whole(entry, announce, self.device)
 
     def _finish(self, entry: Entry, position: int, group: GroupTiming, seconds: float) -> Record | None:
-        """Look at the outputs once more, time the phases, and write the record."""
+        """Check the outputs again, time the phases, and write the record."""
         launch, builder = entry.launch, entry.builder
         assert launch is not None
         announce = partial(self.page.announce, entry.index)
@@ -424,7 +424,7 @@ class GroupRun(GroupEnds):
                 power=group.power,
                 yardsticks=measured(self.yardsticks, group.yardsticks),
             )
-        except Exception as error:  # the edge: see _open
+        except Exception as error:  # catches everything: see _open
             activity = self.page.read()
             reason = reason_of(error, activity.phase)
             raise_if_lost(self.device, entry.index, activity.phase, reason)
@@ -441,10 +441,10 @@ class GroupRun(GroupEnds):
 
 
 def _raise_if_replaced(before: GlobalState) -> None:
-    """Refuse samples by a harness that is not ours any more: nobody's times are any, nor is what they are held to.
+    """Refuse samples if functions of the harness were replaced: neither the times nor the checks can be trusted.
 
     Raises:
-        Unavailable: nobody knows whose doing it was; each is measured by itself.
+        Unavailable: it is unknown which backend did it, so each is measured by itself.
     """
     if names := before.replaced(*OWN, *CLOCKS):
         raise Unavailable(f"while it was sampled functions of the harness were replaced: {', '.join(names)}")

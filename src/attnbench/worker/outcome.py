@@ -1,4 +1,4 @@
-"""From what happened to a backend to its record."""
+"""Turns what happened to a backend into its record."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from attnbench.workloads.base import Case, Workload, load_workload
 
 LOWEST_SHRINK = 1 / 64
 CHOSEN_WORK = {"flops": "useful_flops", "bytes": "least_bytes"}
-"Fields of `Work` and the counters that hold those of a choice (`workloads.base.Choice.measures`)."
+"Fields of `Work` and the counters that replace them for a choice (`workloads.base.Choice.measures`)."
 
 
 class RecordBuilder:
-    """Gathers what becomes the record of one backend."""
+    """Collects the fields of one backend's record."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RecordBuilder:
         self.counters: dict[str, float | None] = {}
 
     def of(self, backend: Backend) -> None:
-        """Take from the backend what its record says of it."""
+        """Copy from the backend the fields that describe it."""
         self.config = backend.config.short if backend.config else None
         self.variant = backend.variant_of(self.case)
         self.source_hash = source_hash(backend)
@@ -84,15 +84,15 @@ class RecordBuilder:
         self.notes += [one for one in dict.fromkeys(words) if one not in self.notes]
 
     def failed(self, status: Status, reason: str) -> Record:
-        """A record without a time."""
+        """Return a record without a time."""
         return self._record(status=status, reason=install_line(reason), errors=self.errors)
 
     def oom(self, memory_bytes: int | None, words: str = "although alone") -> Record:
-        """Out of memory; says what would fit."""
+        """Return an out-of-memory record that says what would fit."""
         return self.failed(Status.OOM, f"out of device memory {words}{self._what_fits(memory_bytes)}")
 
     def passed_check(self) -> Record:
-        """Correct; nothing was timed."""
+        """Return a record of a correct launch that was not timed."""
         return self._record(
             status=Status.PASSED, errors=self.errors, memory=self.memory, work=self._work(), counters=self.counters
         )
@@ -107,7 +107,7 @@ class RecordBuilder:
         power: PowerSeries | None,
         yardsticks: Mapping[str, Yardstick],
     ) -> Record:
-        """Correct and timed."""
+        """Return a record of a correct and timed launch."""
         work, median_ms = self._work(), statistics.median(timing.samples_ms)
         short = power is not None and median_ms < 1e3 * _period_s(power)
         share = percent_of_peak(work, self.devices * median_ms, self.case.dtype, self.device)
@@ -139,7 +139,7 @@ class RecordBuilder:
         work: Work = (
             self.workload.work(self.case) if self.variant is None else self.workload.work_of(self.variant, self.case)
         )
-        # What a launch chose is its problem: the check has counted it.
+        # The work of a choice is the work of what was chosen; the check has counted it.
         chosen = {
             field: int(count) for field, name in CHOSEN_WORK.items() if (count := self.counters.get(name)) is not None
         }
@@ -197,9 +197,9 @@ def repro(group: PlannedGroup, settings: Settings, name: str, files: Sequence[st
 
 
 def percent_of_peak(work: Work, median_ms: float, dtype: str, device: Device) -> float | None:
-    """Share of the data sheet's peak that bounds the case (roofline); None where the card is not listed.
+    """Return the share of the data sheet's peak that bounds the case (roofline); None where the card is not listed.
 
-    Of executed work where the launch skips some: what was left out cannot fill the card.
+    If the launch skips work, only executed work counts: skipped work cannot use the card.
     """
     from attnbench.machine.peaks import peak
 
@@ -220,7 +220,7 @@ def message(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, whoever raised it."""
+    """Return whether an exception of any library says that memory ran out."""
     import torch
 
     words = message(error).lower()
@@ -230,14 +230,14 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> Status:
-    """Of a backend that raised."""
+    """Return the status of a backend that raised."""
     if isinstance(error, Crashed):
         return Status.CRASHED
     return Status.OOM if out_of_memory(error) else Status.FAILED
 
 
 def reason_of(error: BaseException, phase: str) -> str:
-    """One line: our own errors as they are, else the phase, the exception, and the place that raised it."""
+    """Return one line: the message of our own errors, else the phase, the exception, and where it was raised."""
     if isinstance(error, AttnbenchError):
         return message(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -247,7 +247,7 @@ def reason_of(error: BaseException, phase: str) -> str:
 
 
 def source_hash(backend: Backend) -> str | None:
-    """Short hash of the file that defines the backend and of what it is made of."""
+    """Return a short hash of the file that defines the backend and of the files it depends on."""
     try:
         return _hash_once(Path(inspect.getfile(type(backend))).resolve())
     except (OSError, TypeError):
@@ -256,11 +256,11 @@ def source_hash(backend: Backend) -> str | None:
 
 @cache
 def _hash_once(path: Path) -> str | None:
-    """Once per process: a worker runs the code that it imported, whatever is edited later."""
+    """Hash once per process: a worker runs the code it has imported, even if files are edited later."""
     return hash_of(path)
 
 
 def _period_s(power: PowerSeries) -> float:
-    """How far apart the readings of a power series are; infinity where there was no time for a second."""
+    """Return the interval between the readings of a power series; infinity where there are fewer than two."""
     gaps = [later - earlier for earlier, later in zip(power.at_s, power.at_s[1:], strict=False)]
     return min(gaps) if gaps else math.inf

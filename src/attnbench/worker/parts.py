@@ -1,8 +1,8 @@
-"""Parts of a group that were measured one after another: rounds counted on.
+"""Parts of a group that were measured one after another, with continuous round numbers.
 
 Speed-ups are ratios within rounds.  Backends that were not sampled together share no round, so every
-part has round numbers of its own, and the baseline, which is measured again in each, gathers the
-samples of all of them in its one record.
+part has its own round numbers.  The baseline is measured again in each part, and its one record holds the
+samples of all parts.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ SEVERAL = "measured again with each part of the group; its samples are of all of
 
 
 def moved(record: Record, *, rounds: int, seconds: float) -> Record:
-    """`record` as of a part that began later in its group.
+    """Return `record` with the rounds and times of a part that began later in its group.
 
     Args:
         record: of a backend in the part.
-        rounds: taken in the group before.
+        rounds: taken in the group before this part.
         seconds: between the beginning of the group and that of the part.
     """
     if not rounds or record.time is None:
@@ -37,11 +37,11 @@ def moved(record: Record, *, rounds: int, seconds: float) -> Record:
 
 
 def joined(first: Record, again: Record) -> Record:
-    """The record of a backend measured in two parts: its samples in both; `store.derive` does the statistics.
+    """Join the records of a backend measured in two parts; `store.derive` computes the statistics of all samples.
 
     Args:
         first: of the earlier part.
-        again: of the later one, moved there; where it has no time, `first` stands.
+        again: of the later one, already moved there; if it has no time, `first` is returned.
     """
     if first.time is None or again.time is None:
         return first
@@ -71,7 +71,7 @@ def _on(numbers: tuple[int, ...], rounds: int) -> tuple[int, ...]:
 
 def _longer(first: Yardstick, again: Yardstick) -> Yardstick:
     both = {name: getattr(first, name) + getattr(again, name) for name in ("samples_ms", "rounds", "sm_mhz")}
-    if len(both["sm_mhz"]) != len(both["samples_ms"]):  # one part could read no clock
+    if len(both["sm_mhz"]) != len(both["samples_ms"]):  # no clock could be read in one of the parts
         both["sm_mhz"] = ()
     return dataclasses.replace(first, **both)
 

@@ -1,4 +1,4 @@
-"""What is measured of a launch besides its samples: its phases, apart or in place, and what it carries out once."""
+"""Measurements of a launch besides its samples: its phases, apart or in place, and `Launch.whole`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SHARE = 4
-"Phases take at most this part of the time that samples may take."
+"Phases may take the time allowed for samples divided by this."
 
 
 def timed_phases(
     entry: Entry, mode: str, settings: Settings, device: Device, announce: Callable[[str], None]
 ) -> Mapping[str, Time]:
-    """Times of a launch's phases, by name; those timed in place report their own."""
+    """Return the times of a launch's phases, by name; phases timed in place report their own."""
     launch = entry.launch
     if launch is None or not launch.phases:
         return {}
@@ -54,7 +54,7 @@ def timed_phases(
 def _sampled(
     subjects: Sequence[Subject], timer: str, settings: Settings, device: Device, announce: Callable[[str], None]
 ) -> Mapping[str, Time]:
-    """Times of phases by one timer; of those that it cannot time, as of the host's work by CUPTI, on the wall clock."""
+    """Time phases with one timer, or the wall clock for those it cannot time, such as host work with CUPTI."""
     if not subjects:
         return {}
     plan = Plan(
@@ -79,7 +79,7 @@ def _sampled(
 
 
 def carried_out_whole(entry: Entry, announce: Callable[[str], None], device: Device) -> dict[str, float | None]:
-    """What a launch carries out once after its samples: counters for the record."""
+    """Run `Launch.whole` once after the samples; return its counters for the record."""
     launch = entry.launch
     if launch is None or launch.whole is None:
         return {}

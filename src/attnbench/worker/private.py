@@ -1,7 +1,7 @@
-"""What of a text stays on this machine: folders, passwords, the names of its user and of itself.
+"""Removes private data from texts: folders, passwords, names of the user and of the machine.
 
-Records are committed and sent around.  `without_paths` is applied where a text becomes the reason, a note or the
-version of a record, before it is cut to a length, since half a name is a name.
+Records are committed and shared.  `without_paths` is applied to every text that becomes a reason, a note or a
+version of a record, before it is shortened, because half a name is still a name.
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ NOBODY = {
     "app",
     "data",
 }
-"""Names that tell nobody who or where; replaced, they would spoil sentences."""
+"""Common names that identify nobody; replacing them would garble sentences."""
 SHORTEST = 3
-"Letters of a name that is looked for."
+"Least length of a name that is replaced."
 MOST = 4096
-"Letters of a text that is looked through: a library may say megabytes, and all but its beginning is of no use."
+"Characters of a text that are processed: a library may produce megabytes, and only the beginning is useful."
 USERS = ("LOGNAME", "USER", "LNAME", "USERNAME", "SUDO_USER")
 HOSTS = ("HOSTNAME", "HOST", "COMPUTERNAME")
 
 WEB = r"\b(?:https?|ftps?|ssh|git|s3|gs|hf|tcp|grpc|redis|postgres(?:ql)?)(?:\+\w+)?://[^\s'\"<>]+"
 FILE_URL = re.compile(r"\bfile:(?://[^/\s'\"]*)?(?=/)", re.IGNORECASE)
-# A folder's name: brackets and commas as they stand within names, not as they stand around them.
+# A character of a folder's name: brackets and commas only where they stand within names, not around them.
 LETTER = r"(?:[^\s/\\'\"`,:;()<>|]|\([^()/\s]*\)|,(?=[^\s/]))"
 STOP = (
     r"(?:and|or|in|at|is|are|was|for|with|while|to|of|the|a|an|from|than|not|as|on|but|by|has|have|vs|after|before|"
     r"via|into|when|that|which|needs?|failed|during)"
 )
-# Words of one name after a blank, unless the name before has an ending (x.so) or prose goes on.
+# A further word of a name with spaces, unless the word before has an extension (x.so) or the sentence continues.
 WORD = rf"(?<!\.\w)(?<!\.\w\w)(?<!\.\w\w\w) (?!{STOP}\b){LETTER}+"
 FOLDERS = rf"(?:(?=[\w.(@+$-]){LETTER}+(?:{WORD}){{0,3}}/+)+"
 BEFORE = r"(?:~[\w.-]*|\$\w+|\$\{\w+\}|%\w+%|(?<![A-Za-z])[A-Za-z]:)?"
@@ -80,7 +80,7 @@ HOME_OF_WINDOWS = re.compile(r"(?<![A-Za-z])[A-Za-z]:[\\/]+Users[\\/]+[\w.-]+(?!
 
 
 def without_paths(text: str) -> str:
-    """`text` with the last name alone of every absolute path, and without passwords, user and host."""
+    """Shorten every absolute path in `text` to its last name; remove passwords and names of user and host."""
     if len(text) > MOST:
         text = f"{text[:MOST]} … and {len(text) - MOST} more letters"
     text = FILE_URL.sub("", without_passwords(text))
@@ -94,7 +94,7 @@ def without_paths(text: str) -> str:
 
 def _without_folders(text: str) -> str:
     for folder in _own_folders():
-        text = folder.sub("/_/", text)  # a folder of plain letters, which goes with those behind it
+        text = folder.sub("/_/", text)  # a plain folder name, which is removed with the names behind it
     text = QUOTED.sub(lambda match: match["quote"], text)
     text = HOME.sub("~", HOME_OF_WINDOWS.sub("~", text))
     text = WINDOWS.sub("", text)
@@ -102,7 +102,7 @@ def _without_folders(text: str) -> str:
 
 
 def _own_folders() -> Iterator[re.Pattern[str]]:
-    """Folders that are known here, whatever letters their names have."""
+    """Patterns of folders that are known here, whatever characters their names have."""
     found = {_folder(Path.cwd), _folder(Path.home)}
     for folder in sorted((one for one in found if one), key=len, reverse=True):
         parts = [re.escape(part) for part in folder.split("/") if part]
@@ -113,7 +113,7 @@ def _own_folders() -> Iterator[re.Pattern[str]]:
 def _folder(find: object) -> str:
     try:
         return str(find())  # type: ignore[operator]  # given a function
-    except (OSError, RuntimeError):  # a folder that is gone, a user without a home
+    except (OSError, RuntimeError):  # the folder does not exist, or the user has no home
         return ""
 
 
@@ -123,10 +123,10 @@ def _own_names() -> tuple[tuple[re.Pattern[str], str], ...]:
 
 
 def own_names(environment: Mapping[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
-    """What is looked for, and what is written instead: the names of the user and of the machine.
+    """Return patterns of the names of the user and of the machine, each with its replacement.
 
     Args:
-        environment: variables; the system's own data are asked besides.
+        environment: variables to read; the system's own data are read too.
     """
     users = {environment.get(name, "") for name in USERS} | set(_account()) | {Path(environment.get("HOME", "")).name}
     hosts = {environment.get(name, "") for name in HOSTS} | {socket.gethostname()}
@@ -141,11 +141,11 @@ def own_names(environment: Mapping[str, str]) -> tuple[tuple[re.Pattern[str], st
 
 
 def _account() -> tuple[str, ...]:
-    """The user's name and full name, as the system has them."""
+    """Return the user's name and full name, as known to the system."""
     try:
         import pwd
 
         account = pwd.getpwuid(os.getuid())
-    except (ImportError, KeyError):  # not a Unix; a container's user without an account
+    except (ImportError, KeyError):  # not a Unix, or a container's user without an account
         return ()
     return account.pw_name, account.pw_gecos.partition(",")[0]

@@ -1,8 +1,8 @@
-"""The parent's side: start a worker, give it a group, and find out how it ended.
+"""The parent's side: starts a worker, sends it a group, and determines how it ended.
 
-The worker runs under a supervisor (`worker.supervisor`) in a session of its own: Ctrl-C reaches the parent
-only, and nothing that a backend started outlives the run.  It is replaced whenever it dies, hangs or says
-that it can measure no more.
+The worker runs under a supervisor (`worker.supervisor`) in its own session: Ctrl-C reaches only the parent, and no
+process that a backend started outlives the run.  The worker is replaced when it dies, hangs or says that it cannot
+measure any more.
 """
 
 from __future__ import annotations
@@ -27,63 +27,63 @@ from attnbench.record import INTERRUPTED, Environment, PlannedGroup, Record, Set
 from attnbench.worker import supervisor
 from attnbench.worker.activity import HARNESS, Activity, ActivityPage, shared_memory
 from attnbench.worker.private import without_paths
-from attnbench.worker.protocol import PARENT, TURN, Answer, Done, Gone, Ready, Told, answer, send
+from attnbench.worker.protocol import PARENT, TURN, Answer, Done, Gone, Ready, Recorded, answer, send
 
 POLL_S = 0.1
 START_S = 300.0
-"""A worker that has not said `ready` by then never will: importing torch from a cold disk takes a minute."""
+"""Time limit for `ready`: importing torch from a cold disk takes a minute."""
 END_S = 10.0
-"""For the supervisor to end everything; it takes milliseconds."""
+"""Time limit for the supervisor to end all processes; it takes milliseconds."""
 
 COMPILE_PATIENCE = 5
-"""Timeouts that the first call of a backend that says it compiles may take: nvcc takes minutes."""
+"""Timeouts that the first call may take if the backend says that it compiles: nvcc takes minutes."""
 HARNESS_PATIENCE = 10
-"""Timeouts the harness itself has for one step: an oracle may take longer than any backend."""
+"""Timeouts that one step of the harness may take: an oracle may take longer than any backend."""
 LONGEST_LINE = 1 << 28
-"""Bytes of a message: a million samples by every timer take half of it."""
+"""Upper limit of a message, bytes: a million samples by every timer take half of it."""
 
 OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
-"""Signals that come from outside: of the system out of memory, of an operator, of a job's end."""
+"""Signals from outside: from the kernel when memory runs out, from an operator, or at the end of a job."""
 
 NO_REASON = "no reason was given"
-"""Of a worker that was lost with empty words, or with a folder alone, which is not kept."""
+"""Reason of a lost worker whose message is empty, or only a folder, which is removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A worker that did not finish its group."""
+    """How a worker was lost before it finished its group."""
 
     status: Status
     "crashed, timeout or failed"
     activity: Activity
     reason: str
     outside: bool = False
-    "by a signal from outside"
+    "ended by a signal from outside"
     stuck: bool = False
-    "it ended itself, because a backend changed a global that cannot be put back"
+    "it ended itself, because a backend changed a global that cannot be restored"
     interrupted: bool = False
     "the run was to end"
 
     def __post_init__(self) -> None:
-        """The reason becomes that of a record: without folders and passwords, and it always says something."""
+        """Make the reason fit for a record: without folders and passwords, and never empty."""
         object.__setattr__(self, "reason", without_paths(self.reason).strip() or NO_REASON)
 
 
 def interruption(name: str, activity: Activity) -> Loss:
-    """How a worker ends when the run is to end."""
+    """Return the loss of a worker that ends because the run is to end."""
     words = f"{INTERRUPTED} by {name} during {activity.phase}; --resume measures it again"
     return Loss(Status.SKIPPED, activity, words, interrupted=True)
 
 
 def ended_from_outside(record: Record) -> bool:
-    """Whether a record is of a worker that a signal from outside ended, or has no time since the run was to end."""
+    """Return whether a signal from outside ended the record's worker, or the end of the run left it without time."""
     killed = re.match(rf"(killed|{INTERRUPTED}) by (SIG\w+) during ", record.reason or "")
     ending = Status.CRASHED if killed and killed[1] == "killed" else Status.SKIPPED
     return record.status is ending and killed is not None and killed[2] in {one.name for one in OUTSIDE}
 
 
 def cut_short(record: Record) -> bool:
-    """Whether a record has fewer samples than were asked for, since the run was to end."""
+    """Return whether a record has fewer samples than requested because the run was to end."""
     return record.time is not None and record.time.stopped_by == INTERRUPTED
 
 
@@ -130,7 +130,7 @@ class Worker:
         self._at_once = False
 
     def __enter__(self) -> Worker:
-        """Nothing to do: the process is running."""
+        """Return the worker; the process is already running."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -139,11 +139,11 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Process id of the worker's supervisor: it ends after the worker."""
+        """Process id of the worker's supervisor, which ends after the worker."""
         return self._process.pid
 
     def start(self) -> Loss | None:
-        """Wait until it is ready; a loss if it never is."""
+        """Wait until it is ready; return a loss if that never happens."""
         deadline = time.monotonic() + START_S
         try:
             while time.monotonic() < deadline:
@@ -169,23 +169,23 @@ class Worker:
         on_record: Callable[[Record], None],
         on_activity: Callable[[Activity], None] = lambda activity: None,
     ) -> float | Loss:
-        """Have a group measured.
+        """Measure a group.
 
         Args:
             group: the backends still to be measured.
-            settings: how.
+            settings: of the run.
             files: paths of --backends files, imported in the worker only.
             on_record: called with each record as soon as it is final.
-            on_activity: called with what the worker is doing, now and then.
+            on_activity: called from time to time with what the worker is doing.
 
         Returns:
             Seconds spent sampling, or how the worker was lost.
 
-        `on_record` may refuse a record by a `WorkerError`: nothing more the worker says is believed then.
+        `on_record` may refuse a record by raising `WorkerError`; no further message of the worker is accepted then.
         """
         self._number += 1
         self.page.say_enough(False)
-        activity, since = self.page.read(), time.monotonic()  # before it is asked: each activity after that is progress
+        activity, since = self.page.read(), time.monotonic()  # before the request: every later activity is progress
         try:
             send(self._write, do="group", number=self._number, group=group, settings=settings, files=list(files))
         except BrokenPipeError:
@@ -193,7 +193,7 @@ class Worker:
         while True:
             try:
                 for message in self._read():
-                    if isinstance(message, Told):
+                    if isinstance(message, Recorded):
                         on_record(message.record)
                     elif isinstance(message, Gone):
                         return self._gone(message)
@@ -215,26 +215,26 @@ class Worker:
                 return Loss(Status.TIMEOUT, activity, f"no progress for {patience:g} s during {activity.phase}")
 
     def interrupt(self, name: str, *, at_once: bool) -> None:
-        """From a handler of a signal, `name`, or another thread: the run is to end.
+        """End the run; called from the handler of signal `name` or from another thread.
 
-        `measure` waits for the round in hand where its samples are enough then, and not where they must end `at_once`.
+        `measure` waits for the current round if its samples will be enough, unless it must end `at_once`.
         """
         self.page.ask_to_end()
         self._ending, self._at_once = self._ending or name, at_once
 
     def terminate(self) -> None:
-        """From another thread: have the process ended, with everything it started; `measure` returns the loss."""
+        """End the process with all it started; called from another thread; `measure` returns the loss."""
         self._process.terminate()
 
     def close(self) -> None:
-        """End the process, with everything it started, and release everything."""
+        """End the process with all it started, and free all resources."""
         if self._closed:
             return
         self._closed = True
         os.close(self._control)
         try:
             self._process.wait(END_S)
-        except subprocess.TimeoutExpired:  # it was stopped, or waits for a process that cannot be ended
+        except subprocess.TimeoutExpired:  # it was stopped, or waits for a process that cannot be killed
             self._process.kill()
             self._process.wait()
         self._selector.close()
@@ -245,7 +245,7 @@ class Worker:
         self.page.close()
 
     def _read(self) -> list[Answer]:
-        """Messages that have come, waiting up to POLL_S for the first."""
+        """Return the messages received, waiting up to POLL_S for the first."""
         if not self._selector.get_map() or not self._selector.select(POLL_S):
             return []
         data = os.read(self._from, 1 << 16)
@@ -260,7 +260,7 @@ class Worker:
         return [answer(bytes(line)) for line in lines]
 
     def _ended(self) -> bool:
-        """Whether the process is over and everything it said has been read."""
+        """Return whether the process has ended and all its messages have been read."""
         return self._process.poll() is not None and (not self._selector.get_map() or not self._selector.select(0))
 
     def _interrupted(self, name: str) -> Loss:
@@ -269,13 +269,13 @@ class Worker:
         return interruption(name, activity)
 
     def _gone(self, message: Gone) -> Loss:
-        """The worker said that it ends; it is not waited for, as its context may answer nothing any more."""
+        """Return the loss of a worker that announced its end; not waited for, because its context may hang."""
         activity = Activity(self.page.read().count, message.index, message.phase)
         self.close()
         return Loss(Status.FAILED, activity, message.reason, stuck=message.say == "stuck")
 
     def _broken(self, error: WorkerError) -> Loss:
-        """Somebody wrote into the pipe: nothing more that comes from it can be believed."""
+        """Return the loss after an invalid message: something else wrote into the pipe, which is no longer trusted."""
         activity = self.page.read()
         self.close()
         return Loss(Status.CRASHED, activity, f"the worker's protocol broke during {activity.phase}: {error}")
@@ -298,7 +298,7 @@ class Worker:
 
 
 def _patience(activity: Activity) -> int:
-    """How many timeouts a step may take."""
+    """Return how many timeouts a step may take."""
     if activity.index == HARNESS:
         return HARNESS_PATIENCE
     return COMPILE_PATIENCE if activity.phase.endswith(": compiling") else 1

@@ -1,17 +1,17 @@
-"""What parent and worker say to each other: one JSON object a line, over two pipes of their own.
+"""Messages between parent and worker: one JSON object per line, over two pipes of their own.
 
 Parent to worker:
     {"do": "group", "number": 1, "group": PlannedGroup, "settings": Settings, "files": [...]}
 Worker to parent:
     {"say": "ready", "environment": Environment}
-    {"say": "record", "record": Record}                    of two of one backend the later holds
+    {"say": "record", "record": Record}                    of two of one backend the later counts
     {"say": "lost", "index": i, "phase": "...", "reason": "..."}   the context is poisoned; the worker ends
-    {"say": "stuck", "index": i, "phase": "...", "reason": "..."}  a global that cannot be put back; the worker ends
+    {"say": "stuck", "index": i, "phase": "...", "reason": "..."}  a global cannot be restored; the worker ends
     {"say": "done", "number": 1, "sampling_s": s}
-The worker's standard output and error go to a log: libraries print what they like.
+The worker's standard output and error go to a log, because libraries may print anything.
 
-A backend can write to the pipe too, by mistake or on purpose: what comes from a worker is read as data, every
-field checked, and a line that is none of these is a `WorkerError` and nothing else.
+A backend can write to the pipe too, by mistake or on purpose.  So messages of a worker are parsed as data, with every
+field checked, and any other line raises `WorkerError` and nothing else.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from attnbench.errors import RunFileError, WorkerError
 from attnbench.record import Environment, Record, from_dict, to_dict
 
 PARENT = "ATTNBENCH_PARENT"
-"""Environment variable: the parent's process id, so that a worker orphaned before it could ask is caught."""
+"""Environment variable: the parent's process id, by which a worker notices a parent that died before it looked."""
 
 TURN = "attnbench.worker: turn of"
-"""Begins a line in the log where another backend, or another phase of the group, takes its turn."""
+"""Start of a line in the log where another backend, or another phase of the group, begins."""
 
 
 def send(stream: IO[str], **message: Any) -> None:
@@ -39,13 +39,13 @@ def send(stream: IO[str], **message: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker can be asked."""
+    """The worker accepts requests."""
 
     environment: Environment
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Recorded:
     """A record."""
 
     record: Record
@@ -53,7 +53,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The worker ends, and names the backend that is the reason."""
+    """The worker ends, and names the backend that caused it."""
 
     say: str
     "lost or stuck"
@@ -64,20 +64,20 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A request is carried out."""
+    """A request has been carried out."""
 
     number: int
     sampling_s: float
 
 
-Answer = Ready | Told | Gone | Done
+Answer = Ready | Recorded | Gone | Done
 
 
 def answer(line: bytes) -> Answer:
     """Read one message of a worker.
 
     Raises:
-        WorkerError: the line is not one.
+        WorkerError: the line is not a message.
     """
     message = parse(line)
     say = message.get("say")
@@ -85,7 +85,7 @@ def answer(line: bytes) -> Answer:
         if say == "ready":
             return Ready(from_dict(Environment, message.get("environment"), "worker.environment"))
         if say == "record":
-            return Told(from_dict(Record, message.get("record"), "worker.record"))
+            return Recorded(from_dict(Record, message.get("record"), "worker.record"))
         if say in ("lost", "stuck"):
             phase, reason = (_field(message, name, str) for name in ("phase", "reason"))
             return Gone(say, _field(message, "index", int), phase, reason)
@@ -110,7 +110,7 @@ def parse(line: bytes) -> dict[str, Any]:
     """Read one message.
 
     Raises:
-        WorkerError: the line is not one.
+        WorkerError: the line is not a message.
     """
     try:
         message = json.loads(line)

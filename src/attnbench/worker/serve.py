@@ -1,4 +1,4 @@
-"""The worker's main loop: read a request, carry it out, say what came of it."""
+"""The worker's main loop: reads a request, carries it out, and sends the results."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
     """Serve until the parent closes the pipe.
 
     Args:
-        device: text form of the `Device`; everything this process measures runs there.
-        page_fd: the activity page.
-        read_fd: requests.
-        write_fd: answers.
+        device: text form of the `Device` that this process measures on.
+        page_fd: file descriptor of the activity page.
+        read_fd: pipe of requests.
+        write_fd: pipe of answers.
     """
     _die_with_parent()
     _import_torch()
@@ -55,17 +55,17 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
             except ContextLost as lost:
                 say = "stuck" if isinstance(lost, Stuck) else "lost"
                 send(answers, say=say, index=lost.index, phase=lost.phase, reason=str(lost))
-                # A lost context answers nothing any more: an orderly exit would hang in its destructors.
+                # Calls of a lost context may hang, and so would its destructors in an orderly exit.
                 os._exit(0)
             page.announce(HARNESS, "idle")
-            # What is alive now stays: later collections need not walk it.
+            # Objects alive now stay alive: later garbage collections need not scan them.
             gc.freeze()
             send(answers, say="done", number=message["number"], sampling_s=sampling_s)
     return 0
 
 
 def _import_torch() -> None:
-    """Import torch without collecting garbage: it is none, and no later collection need walk it (0.1 s each)."""
+    """Import torch with garbage collection off: its objects stay alive, and scanning them takes 0.1 s each time."""
     gc.disable()
     import torch  # noqa: F401 (only to be there)
 
@@ -84,7 +84,7 @@ def _carry_out(
 ) -> float:
     """Carry out one request; its tensors are gone when this returns."""
     if load is not None:
-        load.cores()  # from here on
+        load.cores()  # starts the measurement
     run = GroupRun(
         from_dict(PlannedGroup, message["group"], "request.group"),
         from_dict(Settings, message["settings"], "request.settings"),
@@ -99,11 +99,11 @@ def _carry_out(
 
 
 def _fit(record: Record) -> Record:
-    """`record`, or in its place a failure where a backend handed over what no record can hold."""
+    """Return `record`, or a failure in its place if a backend gave a value that no record can hold."""
     try:
         from_dict(Record, to_dict(record), record.backend)
         json.dumps(to_dict(record))
-    except Exception as error:  # the edge: a backend may hand over anything
+    except Exception as error:  # catches everything: a backend may give any object
         return Record(
             workload=record.workload,
             case=record.case,
@@ -119,7 +119,7 @@ def _fit(record: Record) -> Record:
 
 
 def _noted(record: Record, neighbours: Neighbours, load: OtherLoad | None) -> Record:
-    """A time with what is known of who else was on the card or the CPU."""
+    """Return a timed record with notes on other users of the GPU or CPU."""
     if record.time is not None and load is not None:
         record = dataclasses.replace(record, time=dataclasses.replace(record.time, other_cores=load.cores()))
     words = neighbours.words() if record.time else None
@@ -137,7 +137,7 @@ def _machine(device: Device) -> Machine:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the parent dies (Linux); catch the parent that is dead already."""
+    """Have the kernel send SIGKILL when the parent dies (Linux); end now if it is already dead."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = os.environ.get(PARENT)

@@ -1,7 +1,7 @@
-"""What a backend's time hangs on, as one short hash: its file and what that imports of ours or beside it.
+"""One short hash of the code that a backend's time depends on: its file and what that imports of ours or beside it.
 
-An adapter hardly changes, the kernels behind it do.  A hash of the adapter alone would let `attnbench diff`
-take an edited kernel for one that stayed the same, and its slowdown for the machine's.
+Adapters rarely change; the kernels behind them do.  With a hash of the adapter alone, `attnbench diff` would consider
+an edited kernel unchanged and attribute its slowdown to the machine.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 ROOMS = ("backends", "kernels", "models")
-"""Rooms of this package that an implementation lives in; inputs and oracles are of the case."""
+"""Packages that contain implementations; inputs and oracles belong to the case."""
 
 SEAM = ("backends/__init__.py", "backends/base.py", "backends/registry.py", "kernels/__init__.py", "models/__init__.py")
-"""What every backend shares: no implementation."""
+"""Files shared by every backend, which are no implementation."""
 
 
 def hash_of(path: Path) -> str | None:
-    """Twelve hexadecimal digits; None where the file cannot be read.
+    """Return twelve hexadecimal digits; None where the file cannot be read.
 
     Args:
-        path: file that defines the backend.
+        path: of the file that defines the backend.
     """
     found = sources(path)
     if not found:
@@ -35,7 +35,7 @@ def hash_of(path: Path) -> str | None:
 
 
 def sources(path: Path) -> list[Path]:
-    """`path`, then by name all files that it is made of: imports, lazy ones too, and data of the same name."""
+    """Return `path` and, sorted by name, all files it depends on: imports, lazy ones too, and data of the same name."""
     waiting, found = [path], dict[Path, None]()
     while waiting:
         file = waiting.pop()
@@ -45,12 +45,12 @@ def sources(path: Path) -> list[Path]:
         if file.suffix == ".py":
             waiting += [file.with_suffix(".toml"), *_imported(file, path.parent)]
     rest = [file for file in found if file != path]
-    # Not by the whole path: the same code has the same hash wherever it lies.
+    # Not by absolute path: the same code has the same hash in every place.
     return [path, *sorted(rest, key=lambda file: _within(file, path.parent))] if found else []
 
 
 def _imported(file: Path, folder: Path) -> Iterator[Path]:
-    """Files that a file imports: of our rooms, or in the folder of a backend that is somebody else's."""
+    """Yield the files that a file imports: from our packages, or from the folder of a user's backend."""
     try:
         tree = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError):
@@ -72,7 +72,7 @@ def _imported(file: Path, folder: Path) -> Iterator[Path]:
 
 
 def _names(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Dotted names that are imported, each with the number of dots before it."""
+    """Yield the imported dotted names, each with its number of leading dots."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, 0) for alias in node.names)

@@ -1,14 +1,14 @@
-"""The small process between parent and worker: it keeps the end of the log and leaves no process behind.
+"""The small process between parent and worker: keeps the end of the log and leaves no process behind.
 
-``python supervisor.py PARENT CONTROL-FD RING-FD PAGE-FD HANDLES COMMAND…`` starts the worker, reads what it prints
-and keeps the last of it, however much that is; the rest is counted.  It is apart from the parent so that a worker
-never waits for a parent that is busy or stopped, and so that somebody is there after a kill -9 of the parent.
+``python supervisor.py PARENT CONTROL-FD RING-FD PAGE-FD HANDLES COMMAND…`` starts the worker, reads its output,
+keeps the last part and counts the rest.  It is separate from the parent so that a worker never waits for a parent that
+is busy or stopped, and so that a process remains to clean up after a kill -9 of the parent.
 
-On Linux it is a subreaper: whatever a backend starts, daemons with a session of their own included, becomes its
-child once the starter is gone.  When the worker ends, or CONTROL is closed (by the parent, or by its death), all
-of them get SIGKILL.  Other systems have no subreaper: there the worker's process group is killed.
+On Linux it is a subreaper: whatever a backend starts, including daemons with their own session, becomes its
+child when the process that started it ends.  When the worker ends, or CONTROL is closed (by the parent, or by its
+death), all of them get SIGKILL.  Other systems have no subreaper; there the worker's process group is killed.
 
-It imports nothing of ours: it has to be there in milliseconds.
+It imports none of our modules, because it has to start in milliseconds.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from pathlib import Path
 KEPT = 1 << 16
 """Bytes of the log that are kept."""
 PIPE = 1 << 20
-"""Room in the pipe that the worker prints to."""
+"""Capacity of the pipe that the worker prints to."""
 LOOK_MS = 1000
-"""How often a parent that went without closing the pipe is looked for (a fork of it may hold the other end)."""
+"""Interval of checks whether the parent is alive: if it died, a fork of it may keep the pipe open."""
 END_S = 5.0
-"""For the processes to go: one that waits for a driver cannot be ended."""
+"""Time limit for processes to end: one that waits for a driver cannot be killed."""
 
 PR_SET_CHILD_SUBREAPER = 36
 _HEADER = struct.Struct("<Qq")
-"""Bytes printed; how the worker ended, as `subprocess` says it."""
+"""Bytes printed; exit code of the worker in the form of `subprocess`."""
 _RUNNING = -(2**62)
 PRINTED = struct.Struct("<Q")
 PRINTED_AT = 64
-"""Where in the page of the worker's word the bytes printed are for the worker to read."""
+"""Offset in the activity page of the number of bytes printed, for the worker to read."""
 
 
 class Ring:
-    """The end of the log, in memory that parent and supervisor share."""
+    """The end of the log, in memory shared by parent and supervisor."""
 
     SIZE = _HEADER.size + KEPT
 
@@ -54,11 +54,11 @@ class Ring:
         self.printed = 0
 
     def begin(self) -> None:
-        """Nothing is printed, and nobody has ended."""
+        """Write the initial state: no output, worker running."""
         _HEADER.pack_into(self._memory, 0, 0, _RUNNING)
 
     def add(self, data: bytes) -> None:
-        """What was printed next."""
+        """Append output."""
         last, start = data[-KEPT:], (self.printed + max(0, len(data) - KEPT)) % KEPT
         first = min(len(last), KEPT - start)
         self._memory[_HEADER.size + start : _HEADER.size + start + first] = last[:first]
@@ -67,11 +67,11 @@ class Ring:
         _HEADER.pack_into(self._memory, 0, self.printed, _RUNNING)
 
     def end(self, code: int) -> None:
-        """How the worker ended."""
+        """Write how the worker ended."""
         _HEADER.pack_into(self._memory, 0, self.printed, code)
 
     def read(self) -> tuple[int, int | None, bytes]:
-        """Bytes printed, how the worker ended if that is known, and the last of what it printed."""
+        """Return the bytes printed, the exit code if known, and the last part of the output."""
         printed, code = _HEADER.unpack_from(self._memory, 0)
         kept = self._memory[_HEADER.size :]
         start = printed % KEPT
@@ -82,12 +82,12 @@ class Ring:
         )
 
     def close(self) -> None:
-        """Unmap."""
+        """Unmap the memory."""
         self._memory.close()
 
 
 class Supervisor:
-    """A worker, what it prints, and everything it starts."""
+    """A worker, its output, and every process it starts."""
 
     def __init__(
         self, parent: int, control: int, ring: Ring, page: int, handles: list[int], command: list[str]
@@ -95,7 +95,7 @@ class Supervisor:
         self.parent, self.control, self.ring = parent, control, ring
         self.page = mmap.mmap(page, mmap.PAGESIZE)
         self.asked = 0
-        "the signal that asked this process to end"
+        "signal that asked this process to end"
         if sys.platform == "linux":
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.woken, wake = os.pipe()
@@ -110,7 +110,7 @@ class Supervisor:
         if hasattr(fcntl, "F_SETPIPE_SZ"):
             try:
                 fcntl.fcntl(self.log, fcntl.F_SETPIPE_SZ, PIPE)
-            except OSError:  # the user's share of pipes is used up; the pipe is smaller then
+            except OSError:  # the user's limit for pipe buffers is reached; the pipe stays smaller
                 pass
         env = {**os.environ, "ATTNBENCH_PARENT": str(os.getpid())}
         self.worker = subprocess.Popen(
@@ -121,7 +121,7 @@ class Supervisor:
         self.code: int | None = None
 
     def run(self) -> None:
-        """Until the worker has ended or the parent wants it to; then nothing of it is left."""
+        """Run until the worker has ended or the parent asks for it; then end all its processes."""
         poll = select.poll()
         for handle in (self.control, self.log, self.woken):
             poll.register(handle, select.POLLIN)
@@ -143,7 +143,7 @@ class Supervisor:
         self.asked = number
 
     def _read(self) -> bool:
-        """Take what was printed; whether there may be more."""
+        """Read available output; return whether there may be more."""
         try:
             data = os.read(self.log, PIPE)
         except BlockingIOError:
@@ -153,7 +153,7 @@ class Supervisor:
         return bool(data)
 
     def _reap(self) -> bool:
-        """Hear of the processes that ended; whether any is left."""
+        """Reap ended processes; return whether any is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -165,7 +165,7 @@ class Supervisor:
                 self.code = self.worker.returncode = os.waitstatus_to_exitcode(status)
 
     def _end_all(self) -> None:
-        """SIGKILL to the worker and to all that it started; whoever loses its parent becomes a child of this one."""
+        """Send SIGKILL to the worker and all it started; orphans become children of this process."""
         deadline = time.monotonic() + END_S
         try:
             os.killpg(self.worker.pid, signal.SIGKILL)
@@ -181,7 +181,7 @@ class Supervisor:
 
 
 def _children() -> list[int]:
-    """Of this process."""
+    """Return the process ids of this process's children."""
     try:
         return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     except OSError:

@@ -1,1 +1,1 @@
-"""Problem families, a folder each: the case, its exact work, its inputs and its oracle."""
+"""Problem families, one folder each: the case, its exact work, its inputs and its oracle."""

@@ -1,4 +1,4 @@
-"""What a workload is: a family of problems, with its inputs, its exact work and its oracle.
+"""The interface of a workload: a family of problems, with its inputs, its exact work and its oracle.
 
 A workload is a folder `workloads/<name>/` (with _ for each - of the name) whose ``__init__.py``
 defines ``WORKLOAD``, an instance of `Workload`.  That file, `case.py` and `work.py` import without
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One field of a case as the command line and the suite files spell it."""
+    """One field of a case, with its spelling on the command line and in suite files."""
 
     name: str
     "field of the case and, with dashes, the flag: seqlen_k is --seqlen-k"
     parse: Callable[[str], Any]
-    "one value of a comma list; raises ValueError with what is accepted"
+    "parses one value of a comma list; raises ValueError with what is accepted"
     help: str
     default: Any
     aliases: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
-    "what other workloads call the same"
+    "names of the same quantity in other workloads"
     boolean: bool = False
-    "also spelled --NAME/--no-NAME/--NAME-both"
+    "also accepted as --NAME/--no-NAME/--NAME-both"
 
 
 class Case(Protocol):
@@ -46,7 +46,7 @@ class Case(Protocol):
 
     @property
     def dtype(self) -> str:
-        """A row of `dtypes.DTYPES`."""
+        """A name in `dtypes.DTYPES`."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class Case(Protocol):
 
     @property
     def id(self) -> str:
-        """Short name, unique for the values, fit for a file name and a table."""
+        """Short name, unique for the values, valid in a file name and a table."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Inputs(Protocol):
     """Tensors of a case in the workload's own layout."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor a backend reads, by name; what the cheat checks watch and reload."""
+        """Every tensor a backend reads, by name; the checks watch and reload these."""
         ...
 
 
@@ -87,18 +87,18 @@ JudgedInputs = TypeVar("JudgedInputs", bound=Inputs, contravariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Which part of a case the oracle computes; what a part is, the workload decides (`Workload.draw`)."""
+    """Which part of a case the oracle computes; the workload defines what a part is (`Workload.draw`)."""
 
     parts: tuple[tuple[int, ...], ...] | None = None
-    "the drawn ones, such as (sequence, head); None is the whole case"
+    "the drawn ones, such as (sequence, head); None means the whole case"
     unit: str = "parts"
     "what a part is, in the plural, for the record"
 
     def note(self, seed: int) -> str | None:
-        """What the record says of a case that is checked in part; None of a whole one."""
+        """Return the record's note for a case that is checked in part; None for a whole one."""
         if self.parts is None:
             return None
-        return f"checked in part: {len(self.parts)} {self.unit} drawn with seed {seed}, the corners among them"
+        return f"checked in part: {len(self.parts)} {self.unit} drawn with seed {seed}, including the corners"
 
 
 class OutputKind(Enum):
@@ -109,7 +109,7 @@ class OutputKind(Enum):
     GRADIENT = "gradient"
     "a result of the backward: a chain of products, twice the budget; only in modes bwd and fwd-bwd"
     CHOICE = "choice"
-    "which of several right answers the launch gives: judged by a `Choice`; a launch need not return it"
+    "which of several right answers the launch gives: judged by a `Choice`; a launch may omit it"
 
 
 class Choice(Protocol[JudgedCase, JudgedInputs]):
@@ -121,34 +121,34 @@ class Choice(Protocol[JudgedCase, JudgedInputs]):
     """
 
     followed: str
-    "what the record says where a launch without faults chose otherwise than the oracle"
+    "note on the record if a launch made another choice than the oracle, without faults"
 
     def faults(self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor) -> Sequence[str]:
-        """What is wrong with a launch's choice, in words."""
+        """Return the faults of a launch's choice."""
         ...
 
     def is_oracles(self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor) -> bool:
-        """Whether a choice without faults is the one the oracle makes, however it is spelled."""
+        """Return whether a choice without faults equals the oracle's, in whatever representation."""
         ...
 
     def follow(
         self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """What `Workload.oracle` answers, had it made this choice."""
+        """Return what `Workload.oracle` would return for this choice."""
         ...
 
     def expected_errors(
         self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor, *, draw: Draw
     ) -> dict[str, Tensor]:
-        """What `Workload.expected_errors` answers, had the oracle made this choice."""
+        """Return what `Workload.expected_errors` would return for this choice."""
         ...
 
     def measures(
         self, case: JudgedCase, inputs: JudgedInputs, chosen: Tensor, *, dtype: torch_dtype, draw: Draw
     ) -> Mapping[str, float]:
-        """How good a choice is, for the counters of the record; it decides no verdict.
+        """Return how good a choice is, for the counters of the record; this decides no verdict.
 
-        Where the choice sets how much there is to compute, `useful_flops` and `least_bytes` say it.
+        If the choice determines how much there is to compute, `useful_flops` and `least_bytes` give it.
         """
         ...
 
@@ -160,25 +160,25 @@ class Workload(ABC, Generic[CaseT, InputsT]):
     title: ClassVar[str]
     axes: ClassVar[tuple[Axis, ...]]
     variants: ClassVar[tuple[str, ...]]
-    "functions computed: each has its oracle; a backend names the one it computes"
+    "functions computed, each with its oracle; a backend names the one it computes"
     input_kinds: ClassVar[tuple[str, ...]] = INPUT_KINDS
     "values that its inputs may have (`--input`)"
     captured: ClassVar[bool] = False
-    "its inputs may also come from a file"
+    "whether its inputs may also come from a file"
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
-        """Every output that a launch of this variant may return, by name; the mode decides which are there.
+        """Return every output that a launch of this variant may return, by name; the mode decides which exist.
 
         The oracle returns those of kinds value and gradient.  At most one is a choice, judged by `choice`.
         """
         return {"out": OutputKind.VALUE}
 
     def devices(self, case: CaseT) -> int:
-        """Devices that one case is spread over: that of its worker, and those that follow it."""
+        """Return the number of devices of one case: that of its worker, and those that follow it."""
         return 1
 
     def result_dtype(self, case: CaseT) -> str:
-        """Precision (`dtypes.DTYPES`) of a launch's values and gradients, and of the plain evaluation."""
+        """Return the precision (`dtypes.DTYPES`) of a launch's values and gradients, and of the plain evaluation."""
         return DTYPES[case.dtype].results
 
     @abstractmethod
@@ -186,10 +186,10 @@ class Workload(ABC, Generic[CaseT, InputsT]):
         """Build a case from axis values or from `Case.to_dict`; UsageError names the field."""
 
     def filled(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values of all axes: those given, the default of each other.
+        """Return values of all axes: those given, and the defaults of the others.
 
         Raises:
-            UsageError: an axis is not known.
+            UsageError: an axis is unknown.
         """
         known = {axis.name: axis.default for axis in self.axes}
         for name in values:
@@ -198,7 +198,7 @@ class Workload(ABC, Generic[CaseT, InputsT]):
         return known | dict(values)
 
     def fitted(self, values: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
-        """Values of a suite beside those that a user asked for: a suite's own give way where they cannot go together.
+        """Adapt values of a suite that cannot be combined with those set by the user.
 
         Args:
             values: of a case, by axis.
@@ -208,10 +208,10 @@ class Workload(ABC, Generic[CaseT, InputsT]):
 
     @abstractmethod
     def work(self, case: CaseT) -> Work:
-        """Exact useful FLOPs and least bytes of one launch in the case's mode."""
+        """Return exact useful FLOPs and least bytes of one launch in the case's mode."""
 
     def planned_flops(self, case: CaseT) -> int:
-        """FLOPs of one launch as far as a plan needs them: about right, and known at once."""
+        """Return the FLOPs of one launch for planning: approximate, but fast to compute."""
         return self.work(case).flops
 
     def table_bytes(self, case: CaseT) -> int:
@@ -219,57 +219,57 @@ class Workload(ABC, Generic[CaseT, InputsT]):
         return 0
 
     def work_of(self, variant: str, case: CaseT) -> Work:
-        """That of one of the functions computed, where it is another than the case's."""
+        """Return the work of one of the variants, if it differs from the case's."""
         return self.work(case)
 
     @abstractmethod
     def inputs(self, case: CaseT, *, seed: int, kind: str, device: str | device) -> InputsT:
-        """Seeded inputs on the device; `kind` is one of `input_kinds`, or a file where those may be captured."""
+        """Return seeded inputs on the device; `kind` is in `input_kinds`, or a file if the workload allows it."""
 
     @abstractmethod
     def oracle(
         self, variant: str, case: CaseT, inputs: InputsT, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """Plain evaluation in `dtype` of the values and gradients that the mode has: the drawn parts only."""
+        """Evaluate in `dtype` the values and gradients that the mode has, of the drawn parts only."""
 
     @abstractmethod
     def expected_errors(self, variant: str, case: CaseT, inputs: InputsT, *, draw: Draw) -> dict[str, Tensor]:
-        """Standard deviation of each element of `oracle`'s results in the case's own precision, by rounding alone."""
+        """Return the standard deviation of rounding errors of `oracle`'s results in the case's own precision."""
 
     @abstractmethod
     def draw(self, case: CaseT, *, seed: int, max_bytes: int) -> Draw:
-        """The whole case if the oracle fits in `max_bytes`, else a seeded draw of parts with the corners among them.
+        """Return the whole case if the oracle fits in `max_bytes`, else a seeded draw of parts including the corners.
 
-        A part is whatever has complete results of its own; `workloads.drawing.draw_parts` draws by any unit.
+        A part is whatever has complete results of its own; `workloads.drawing.draw_parts` works with any unit.
         """
 
     @abstractmethod
     def select(self, case: CaseT, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        """The part of a backend's outputs that `oracle` computed for this draw."""
+        """Return the parts of a backend's outputs that `oracle` computed for this draw."""
 
     def choice(self, variant: str) -> Choice[CaseT, InputsT] | None:
-        """The judge of the variant's output of kind choice; None where there is one right answer."""
+        """Return the judge of the variant's output of kind choice; None if there is one right answer."""
         return None
 
     def suspects(
         self, variant: str, case: CaseT, inputs: InputsT, *, draw: Draw
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
-        """Well-known wrong answers in fp32, with words: ("top-left causal alignment", outputs)."""
+        """Yield well-known wrong answers in fp32, with a description: ("top-left causal alignment", outputs)."""
         return ()
 
     def signs(self, case: CaseT) -> Mapping[str, str]:
-        """Tensors whose last dimension may change sign, and by which common vector; empty where none may.
+        """Return the tensors whose last dimension may change sign, and by which common vector; empty if none may.
 
         Inputs and outputs by name, each with the name of a vector of ±1 over its last dimension.  Multiplying
-        the inputs by their vectors must multiply the outputs by theirs, exactly.  So there is always data that
-        no launch has seen, and its answer is known (`check.variation`).
+        the inputs by their vectors must multiply the outputs by theirs, exactly.  This provides data that
+        no launch has seen, with a known answer (`check.variation`).
         """
         return {}
 
     def flags(self, case: CaseT) -> list[str]:
-        """The shape flags that name this case on the command line, whatever the defaults there are.
+        """Return the shape flags that specify this case on the command line, independent of defaults.
 
-        Only an axis that follows another one by default (seqlen_k) is left out where it does.
+        Only an axis that follows another one by default (seqlen_k) is omitted if it does.
         """
         values = case.to_dict()
         for axis in self.axes:
@@ -291,24 +291,24 @@ class Workload(ABC, Generic[CaseT, InputsT]):
     def _means(self, values: Mapping[str, Any], case: CaseT) -> bool:
         try:
             return bool(self.case(values) == case)
-        except UsageError:  # the default does not go with the other values
+        except UsageError:  # the default does not fit the other values
             return False
 
     def calls_after(self, case: CaseT) -> int:
-        """Launches' worth of work that follow a row's samples, such as whole generations."""
+        """Return the work after a row's samples, such as whole generations, in launches."""
         return 0
 
     def shrink(self, case: CaseT, factor: float) -> CaseT | None:
-        """A smaller case that takes about `factor` of the memory, for the advice of an oom record."""
+        """Return a smaller case that takes about `factor` of the memory, for the advice of an oom record."""
         return None
 
 
 SHORT_FOR = {"half": "float16", "float": "float32"}
-"""Further names that torch has for its types."""
+"""Further names in torch of its dtypes."""
 
 
 def precision(*names: str) -> Callable[[str], str]:
-    """A parser of precisions, by our names or torch's (``bfloat16``, ``torch.bfloat16``)."""
+    """Return a parser of precisions, by our names or torch's (``bfloat16``, ``torch.bfloat16``)."""
     theirs = {one.torch: one.name for one in DTYPES.values()}
     parse = one_of(*names)
 
@@ -320,7 +320,7 @@ def precision(*names: str) -> Callable[[str], str]:
 
 
 def one_of(*names: str) -> Callable[[str], str]:
-    """A parser that accepts these names only; its ValueError says them."""
+    """Return a parser that accepts only these names, and lists them in its ValueError."""
 
     def parse(text: str) -> str:
         if text not in names:
@@ -331,7 +331,7 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 
 def unknown_axis(who: str, name: str, axes: Iterable[Axis]) -> UsageError:
-    """An axis that a workload does not have, answered with what it calls the same."""
+    """Return the error for an axis that a workload does not have, with its name for the same quantity."""
     there = {axis.name: axis for axis in axes}
     near = [f"--{one.replace('_', '-')}" for one in nearest_axes(name, there.values())]
     accepted = f"one of {', '.join(sorted(there))}"
@@ -339,13 +339,13 @@ def unknown_axis(who: str, name: str, axes: Iterable[Axis]) -> UsageError:
 
 
 def nearest_axes(name: str, axes: Iterable[Axis]) -> list[str]:
-    """The axes that a wrong name may mean: those of the same meaning, else those of a similar name."""
+    """Return the axes that a wrong name may mean: those of the same quantity, else those of a similar name."""
     known = list(axes)
     return [axis.name for axis in known if name in axis.elsewhere] or nearest(name, [axis.name for axis in known])
 
 
 def in_layout(who: str, outputs: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The outputs that have a shape, in its order; other names and missing ones are left out.
+    """Return the outputs that have a shape, in its order; other names and missing ones are skipped.
 
     Raises:
         AttnbenchError: an output has another shape.
@@ -362,7 +362,7 @@ def load_workload(name: str) -> Workload:
     """Find a workload by its name.
 
     Raises:
-        UsageError: there is no such workload.
+        UsageError: no workload has that name.
     """
     if name not in workload_names():
         raise unknown("workload", "name", name, workload_names())

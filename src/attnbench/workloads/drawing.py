@@ -1,7 +1,7 @@
-"""Which part of a case the oracle computes when the whole does not fit in memory: the rule that workloads share.
+"""The common rule for drawing parts of a case when the oracle of the whole case does not fit in memory.
 
-A workload says what a part is (a pair of sequence and head, a user, a block of queries, a frame), which parts must
-always be among the drawn ones (the corners), and how many bytes a part's results take.  Imports without torch.
+A workload defines what a part is (a pair of sequence and head, a user, a block of queries, a frame), which parts must
+always be drawn (the corners), and how many bytes a part's results take.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def draw_parts(
     max_bytes: int,
     result_bytes: Callable[[Part], int],
 ) -> Draw:
-    """All parts if their results fit, else the corners and as many parts drawn by seed as fit.
+    """Return all parts if their results fit, else the corners and as many parts drawn by seed as fit.
 
     Args:
         everything: every part of the case.
-        corners: parts that are always drawn, even where they alone take more.
+        corners: parts that are always drawn, even if they alone take more.
         unit: what a part is, in the plural, for the record: ``(sequence, head) pairs``.
-        key: text that the draw depends on: the case and the seed.
-        max_bytes: of all results together.
-        result_bytes: of one part.
+        key: text that determines the draw: the case and the seed.
+        max_bytes: limit of all results together.
+        result_bytes: returns the size of one part's results.
     """
     if sum(map(result_bytes, everything)) <= max_bytes:
         return Draw()

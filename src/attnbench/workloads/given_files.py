@@ -1,8 +1,8 @@
 """Files that a user names on the command line or in a suite: block maps, captured tensors.
 
-A run file names no path: a case or a setting holds the file's name and the start of its SHA-256,
-``map.npy@1a2b3c4d``.  Where the file lies is told to the worker by an environment variable; a run that is repeated
-elsewhere finds it in the current folder.  Imports without torch.
+A run file contains no path: a case or a setting contains the file's name and the start of its SHA-256,
+``map.npy@1a2b3c4d``.  The worker gets the file's path through an environment variable; a run that is repeated
+elsewhere finds the file in the current folder.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from pathlib import Path
 from attnbench.errors import UsageError, refusal
 
 VARIABLE = "ATTNBENCH_GIVEN_FILES"
-"Paths of files, separated as in PATH; set by this process for its workers."
+"Paths of files, separated as in PATH; set by the parent process for its workers."
 DIGITS = 8
 NAMED = re.compile(r"[^\s/\\@,]+\.(?:npy|safetensors)@[0-9a-f]{8}")
-"How a case or a setting holds a file."
+"The name of a file in a case or a setting."
 
 
 def is_known(text: str) -> bool:
-    """Whether a text is a file as `known_as` names it."""
+    """Return whether a text is a file name in the form returned by `known_as`."""
     return bool(NAMED.fullmatch(text))
 
 
 def known_as(text: str, *, kind: str = "file") -> str:
-    """Find a file by its path, or by what this function returned before, and say its name and hash.
+    """Find a file by its path, or by a name returned before, and return its name and hash.
 
     Args:
         text: path, or name and hash.
         kind: file or folder; the hash of a folder is that of the names and sizes of its files.
 
     Raises:
-        ValueError: it is not there, cannot be read or is another than was meant.
+        ValueError: it does not exist, cannot be read or has another hash.
     """
     path, digest = _parted(text)
     place = _place(Path(path).expanduser(), digest, kind)
@@ -50,10 +50,10 @@ def known_as(text: str, *, kind: str = "file") -> str:
 
 
 def path_of(who: str, field: str, name: str, *, kind: str = "file") -> Path:
-    """Where a file or folder lies that `known_as` named.
+    """Return the path of a file or folder from its name returned by `known_as`.
 
     Raises:
-        UsageError: it is not there any more.
+        UsageError: it no longer exists.
     """
     path, digest = _parted(name)
     place = _place(Path(path), digest, kind)

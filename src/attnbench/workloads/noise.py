@@ -1,12 +1,12 @@
-"""Monte Carlo arithmetic: what rounding does to the result of a whole model, found by evaluating it with random errors.
+"""Monte Carlo arithmetic: estimates the rounding errors of a whole model by evaluating it with random errors.
 
-The model is evaluated in fp64 several times, and each result of each operation is moved at random by what rounding
-would move it by (Parker, Pierce and Eggert 2000, doi:10.1109/5992.852391): with u the half step of the case's
-precision, w that of fp32 and n the length of the sum behind a product,
+The model is evaluated in fp64 several times, and every result of every operation is changed at random by as much as
+rounding would change it (Parker, Pierce and Eggert 2000, doi:10.1109/5992.852391): with u the half step of the case's
+precision, w that of fp32 and n the length of the sum in a product,
 
     stored                       u²/3 x²
-    product, convolution         n w²/6 (x² + Σt²), in fp32; beside a result of 16 bits it is nothing
-    SiLU, GELU                   (8 w)² x², and s² (w² + u²/64) for what a unit of the card makes of s
+    product, convolution         n w²/6 (x² + Σt²), in fp32; negligible compared with a 16-bit result
+    SiLU, GELU                   (8 w)² x², and s² (w² + u²/64) for the hardware's approximation at s
     LayerNorm, RMSNorm, norm     n w²/6 x²
     softmax                      (8 w)² x² + n w²/6 x²
 """
@@ -27,7 +27,7 @@ _ATEN = torch.ops.aten
 
 
 class Noise(TorchDispatchMode):
-    """Moves results as rounding does; the same numbers for the same operations in turn.
+    """Changes results as rounding does; the same random numbers for the same sequence of operations.
 
     An element's random number is that of its column times the sign of its row: no two elements are correlated, and few
     numbers need to be drawn.
@@ -42,8 +42,8 @@ class Noise(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         rule = _RULES.get(func.overloadpacket)
         out = result[0] if isinstance(result, tuple) else result
-        # What a model computes in fp32 whatever its precision, such as the angles of a time step, is exact beside it;
-        # so are the coefficients of a scheduler, which are single numbers.
+        # Values that a model computes in fp32 whatever its precision, such as the angles of a time step, are exact in
+        # comparison, and so are the coefficients of a scheduler, which are scalars.
         if rule is not None and out.dtype == torch.float64 and out.dim() and out.numel():
             relative, further = rule(out, args, self.numbers)
             self._move(out, out, relative + self.numbers.store)
@@ -58,12 +58,12 @@ class Noise(TorchDispatchMode):
         out.addcmul_(values * column, rows.to(out.dtype), value=math.sqrt(variance))
 
 
-# In the body of the class torch would wrap it in what imports all of torch._dynamo at the first call; nothing is
-# compiled while an oracle is evaluated.
+# A method defined in the class body would be wrapped by torch, which imports all of torch._dynamo at the first call;
+# nothing is compiled while an oracle is evaluated.
 Noise.__torch_dispatch__ = Noise._dispatch
 
 Errors = tuple[float, list[tuple[Tensor, float]]]
-"Relative variance of a result beside that of storing it, and further ones, relative to other values."
+"Relative variance of a result in addition to storing it, and further variances, relative to other values."
 
 
 def _product(out: Tensor, args: Any, numbers: Format) -> Errors:

@@ -1,4 +1,4 @@
-"""Exports of a run, one file a format: ``csv``, ``xlsx``, ``md``, ``json``."""
+"""Exports of a run, one file per format: ``csv``, ``xlsx``, ``md``, ``json``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STDOUT = "-"
 
 
 def exporter_names() -> list[str]:
-    """Names of all exporters, by file."""
+    """Return the names of all exporters, by file."""
     return scan.names(sys.modules[__name__])
 
 
@@ -36,13 +36,13 @@ def load_exporter(name: str) -> Exporter:
 def check_target(
     name: str, target: str | Path, by: str | None = None, *, load: Callable[[str], Exporter] = load_exporter
 ) -> None:
-    """Refuse, before anything is measured, a target that this exporter cannot fill.
+    """Refuse, before measuring, a target that this exporter cannot write.
 
     Args:
         name: an exporter's name.
         target: a path, or ``-`` for stdout.
-        by: as `export` takes it.
-        load: finds exporters; rooms that the store does not know have some too.
+        by: see `export`.
+        load: finds exporters; includes those that this package does not contain.
 
     Raises:
         UsageError: a binary format or several files for stdout, or a path that cannot be written.
@@ -68,7 +68,7 @@ def export(
         name: an exporter's name.
         target: a path, or ``-`` for stdout.
         by: a case axis: one file for each of its values, ``name.AXIS-VALUE.ext``.
-        load: finds exporters; rooms that the store does not know have some too.
+        load: finds exporters; includes those that this package does not contain.
 
     Returns:
         The files written, none for stdout.

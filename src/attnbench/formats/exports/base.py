@@ -1,4 +1,4 @@
-"""What an exporter is: one file in this folder with an ``EXPORTER``, found by its name."""
+"""The interface of an exporter: one file in this folder with an ``EXPORTER``, found by its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnbench.record import Run
 
 
 def _anywhere() -> None:
-    """Needs nothing that could be missing."""
+    """Check of an exporter that needs no library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,19 +17,19 @@ class Exporter:
     """A file format for the rows of a run."""
 
     title: str
-    "one line for people"
+    "one-line description"
     text: bool
-    "may go to the terminal or a pipe"
+    "whether it may go to a terminal or pipe"
     render: Callable[[Run], bytes]
-    "the whole file"
+    "returns the whole file"
     ready: Callable[[], None] = _anywhere
-    "raises `Unavailable` where a library that it needs is missing"
+    "raises `Unavailable` if a library is missing"
 
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
-"How a cell begins that some spreadsheet takes for a formula; the wide signs are those of East Asian input."
+"Beginnings of a cell that some spreadsheets treat as a formula; the wide signs come from East Asian input."
 
 
 def harmless(text: str) -> str:
-    """Quote a text that a spreadsheet would take for a formula and run."""
+    """Quote a text that a spreadsheet would execute as a formula."""
     return f"'{text}" if text.startswith(FORMULA) else text

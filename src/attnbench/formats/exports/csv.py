@@ -1,4 +1,4 @@
-"""Comma-separated values: one row a record, units in the names, nothing where nothing is known."""
+"""Comma-separated values: one row per record, units in the names, empty for unknown values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnbench.store.rows import columns, rows
 
 
 def render(run: Run) -> bytes:
-    """UTF-8, lines end in a line feed; numbers with nine digits, true and false in lower case."""
+    """Return UTF-8 with line feeds; numbers have nine digits, true and false are lower-case."""
     names = columns(run)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -33,10 +33,10 @@ def _cell(value: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """A value that is no number, in one cell: texts in a row apart by semicolons, the rest as JSON."""
+    """Return a value that is not a number as one cell: texts of a list separated by semicolons, others as JSON."""
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return "; ".join(value)
     return str(value) if isinstance(value, str) else json.dumps(value)
 
 
-EXPORTER = Exporter(title="one row a record, for spreadsheets and scripts", text=True, render=render)
+EXPORTER = Exporter(title="one row per record, for spreadsheets and scripts", text=True, render=render)

@@ -8,8 +8,8 @@ from attnbench.store.runfile import dumps
 
 
 def render(run: Run) -> bytes:
-    """The bytes that `runfile.write` would put into a file."""
+    """Return the bytes that `runfile.write` would write."""
     return dumps(run).encode()
 
 
-EXPORTER = Exporter(title="the run file: everything, raw samples included", text=True, render=render)
+EXPORTER = Exporter(title="the run file: everything, including raw samples", text=True, render=render)

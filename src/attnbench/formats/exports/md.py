@@ -1,4 +1,4 @@
-"""A GitHub table a case, for issues and pull requests: what the terminal shows, in Markdown."""
+"""One GitHub table per case, for issues and pull requests: the terminal's tables in Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnbench.store.environments import machine_words
 
 
 def render(run: Run) -> bytes:
-    """Who is fastest, the matrix of all cases, a table a case with notes; at the end what the signs mean."""
+    """Return who is fastest, the matrix of all cases, one table per case with notes, and the legend."""
     page = arrange(run)
     machines = ["".join(f" · {plain(word)}" for word in machine_words(item)) for item in run.environments]
     lines = [f"## {plain(run.suite)}", "", plain(run.started) + "".join(dict.fromkeys(machines)), ""]
@@ -85,12 +85,12 @@ def _lost(lost: Sequence[Lost]) -> Iterator[str]:
 
 
 def row(cells: Sequence[str]) -> str:
-    """A line of a table; cells as they are to stand in Markdown."""
+    """Return a row of a table from cells that are Markdown already."""
     return f"| {' | '.join(cells)} |"
 
 
 def plain(text: str) -> str:
-    """Text that Markdown shows as it is: no cell ends early, no tag or emphasis begins."""
+    """Escape a text for Markdown: it ends no cell and begins no tag or emphasis."""
     return re.sub(r"([\\|*_`<>\[\]])", r"\\\1", " ".join(text.split()))
 
 

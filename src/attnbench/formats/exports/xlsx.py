@@ -1,4 +1,4 @@
-"""An Excel workbook: the matrix of cases by backends in front, the rows of the CSV in the last sheet."""
+"""An Excel workbook: the matrix of cases by backends first, the rows of the CSV in the last sheet."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 LONGEST_TEXT = 32767
 LARGEST_WHOLE = 2**53
-"Numbers of a workbook are doubles: above this a whole number is written as text, digit for digit."
+"Numbers of a workbook are doubles: a larger whole number is written as text, with all digits."
 NARROWEST, WIDEST = 8, 40
-"Characters of a column."
+"Limits of a column's width, in characters."
 LOOKED_AT = 50
-"Rows that the width of a column of texts is found from."
+"Rows from which the width of a text column is computed."
 DATE = "yyyy-mm-dd hh:mm:ss"
 FORMATS = (
     (r"(errors\..*|.*\.(max_abs|rel_l1|rmse|budget))$", "0.0E+00"),
@@ -36,11 +36,11 @@ FORMATS = (
     (r"(speedup\..*|.*cosine)$", "0.0000"),
     (r"(rate\..*|memory\..*|.*_(mb|gb|w)|.*watts.*|ceilings\..*|.*_mhz.*)$", "#,##0.00"),
 )
-"How the numbers of a column are shown, by its name; whole numbers and the rest as they are."
+"Number formats of columns, by name; whole numbers and all others have none."
 
 
 def render(run: Run) -> bytes:
-    """The bytes of the workbook, the rows streamed: a run of any size needs little memory.
+    """Return the bytes of the workbook; rows are streamed, so a run of any size needs little memory.
 
     Raises:
         Unavailable: openpyxl is not installed.
@@ -58,10 +58,10 @@ def render(run: Run) -> bytes:
 
 
 def _summary(sheet: Any, run: Run, found: Summary) -> None:
-    """The sentence, the matrices below each other, and why places are empty."""
+    """Write the sentence, the matrices one below the other, and the reasons of empty cells."""
     columns = itertools.zip_longest(*map(_columns, found.matrices), fillvalue=())
     first, second, *others = [*(_wide(itertools.chain(*column)) for column in columns), NARROWEST, NARROWEST]
-    # The date of the run stands in the second: what does not fit in its column is shown as ####.
+    # The second column has the date of the run: a date that does not fit its column is shown as ####.
     _widths(sheet, [first, max(second, len(DATE) + 2), *others])
     sheet.freeze_panes = "B1"
     sheet.append([_text(sheet, run.suite, bold=True), _date(sheet, run.started)])
@@ -80,7 +80,7 @@ def _summary(sheet: Any, run: Run, found: Summary) -> None:
 
 
 def _columns(matrix: Matrix) -> list[list[str]]:
-    """The texts of a matrix column by column, their heads first."""
+    """Return the texts of a matrix by column, headers first."""
     cells = [[name, *(row.cells[name].text for row in matrix.rows if name in row.cells)] for name in matrix.backends]
     return [*([title, *column] for title, column in matrix.leading), *cells]
 
@@ -109,7 +109,7 @@ def _matrix(sheet: Any, matrix: Matrix) -> None:
 
 
 def _results(sheet: Any, run: Run) -> None:
-    """Every row with every column: frozen below its names, filtered by them."""
+    """Write all rows and columns, with frozen header and filters."""
     from openpyxl.utils import get_column_letter
 
     names, lines = columns(run), rows(run)
@@ -140,9 +140,9 @@ def _wide(texts: Iterable[str]) -> int:
 
 
 def _longest(values: Sequence[Any], shown: str | None) -> Iterator[str]:
-    """As long as the numbers of a column are shown, all of them, and the first of its texts.
+    """Yield all numbers of a column as shown, and the first of its texts.
 
-    A text that is cut can be read elsewhere; of a number that does not fit a spreadsheet shows nothing.
+    A text that is cut off appears elsewhere too; a number that does not fit is not shown at all.
     """
     numbers = [one for one in values if isinstance(one, int) or (isinstance(one, float) and math.isfinite(one))]
     spelling = {"#,##0": ",.0f", "#,##0.00": ",.2f", "0.0000": ".4f", "0.0E+00": ".1e"}.get(shown or "")
@@ -158,13 +158,13 @@ def _format(name: str) -> str | None:
 
 
 def _decimals(text: str) -> str:
-    """The format of a number that shows as many decimals as its text: those that its interval bears."""
+    """Return the format of a number with as many decimals as its text, which its interval supports."""
     places = len(text.rstrip("x").partition(".")[2]) if "e" not in text else 0
     return "0" + ("." + "0" * places if places else "")
 
 
 def _date(sheet: Any, started: Any) -> WriteOnlyCell | None:
-    """A time in UTC as a date of the spreadsheet; as text where it is none."""
+    """Return a UTC time as a date of the spreadsheet, or the text if it is not a time."""
     from openpyxl.cell import WriteOnlyCell
 
     try:
@@ -182,7 +182,7 @@ def _text(sheet: Any, text: str, *, bold: bool = False) -> WriteOnlyCell:
     from openpyxl.cell import WriteOnlyCell
 
     cell = WriteOnlyCell(sheet, value=text[:LONGEST_TEXT])
-    cell.data_type = "s"  # openpyxl takes a leading = for a formula and #N/A for an error
+    cell.data_type = "s"  # openpyxl treats a leading = as a formula and #N/A as an error
     return _styled(cell, bold=bold)
 
 

@@ -1,4 +1,4 @@
-"""Layouts of the seeds, one file each: what people's scripts and spreadsheets read."""
+"""Layouts of the seeds, one file each: the formats that people's scripts and spreadsheets read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnbench.store.files import is_file, is_folder
 
 
 def layout_names() -> list[str]:
-    """Names of all layouts, by file."""
+    """Return the names of all layouts, by file."""
     return scan.names(sys.modules[__name__])
 
 
@@ -30,7 +30,7 @@ def load_layout(name: str) -> Layout:
 
 
 def check_layout(run: Run) -> None:
-    """Refuse a run whose suite names a layout that is none of ours.
+    """Refuse a run whose suite names an unknown layout.
 
     Raises:
         UsageError: there is no such layout.
@@ -40,10 +40,10 @@ def check_layout(run: Run) -> None:
 
 
 def recognise(path: str | Path) -> Layout:
-    """The layout that a file or folder to import has.
+    """Return the layout of a file or folder to import.
 
     Raises:
-        RunFileError: it has none of ours, or there is no such file.
+        RunFileError: it has no known layout, or there is no such file.
     """
     path = Path(path)
     if not is_file(path) and not is_folder(path):

@@ -1,7 +1,7 @@
-"""What a layout is: one file in this folder with a ``LAYOUT``, found by its name.
+"""The interface of a layout: one file in this folder with a ``LAYOUT``, found by its name.
 
-A layout is a file format that people had before us.  It is written to the letter, so that their
-scripts and spreadsheets go on working, with its own definitions even where our tables define better.
+A layout is the file format of an older script.  It is reproduced exactly, so that people's scripts and spreadsheets
+keep working, with the script's own definitions even if attnbench's tables have better ones.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from attnbench.record import Record, Run, Status, Time
 from attnbench.store.runfile import new_id, now
 
 IMPORTED = "imported"
-"The `timer` of a time that another program's file says."
+"The `timer` of a time from another program's file."
 
 
 class Layout(ABC):
-    """A seed's files: written from a run, read back as far as they carry one."""
+    """A seed's files: written from a run, and read as far as they hold one."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     workloads: ClassVar[tuple[str, ...]] = ()
-    "of whose runs it can be written; none: of any"
+    "workloads of runs that it can write; empty: any"
 
     @abstractmethod
     def write(self, run: Run, path: str | Path) -> list[Path]:
-        """Write `run` to `path` and return the files made.
+        """Write `run` to `path` and return the files written.
 
         Raises:
             UsageError: the run does not fit the layout, or the path cannot be written.
@@ -37,31 +37,31 @@ class Layout(ABC):
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
-        """Whether the file or folder looks like one of this layout."""
+        """Return whether the file or folder looks like this layout."""
 
     @abstractmethod
     def read(self, path: str | Path) -> Run:
-        """Read a file back; what it does not carry is None.
+        """Read a file back; values that it does not hold are None.
 
         Raises:
-            RunFileError: it is not of this layout; the message names line and field.
+            RunFileError: the file does not have this layout; the message names line and field.
         """
 
     def passed_over(self, path: str | Path) -> list[str]:
-        """Names of files beside those that `read` takes, of a layout that is a folder."""
+        """Return the names of files in a folder layout that `read` ignores."""
         return []
 
     def console(self, run: Run) -> str | None:
-        """What the seed's program printed after such a run; None where it printed nothing of its own."""
+        """Return the output of the seed's program for such a run; None if it had none."""
         return None
 
     def notes(self, run: Run) -> tuple[str, ...]:
-        """What a reader must know and the layout has no place for; for stderr, one line each."""
+        """Return, for stderr, one-line notes about the run for which the layout has no place."""
         return ()
 
 
 def imported_run(layout: str, path: str | Path, records: list[Record]) -> Run:
-    """A run around imported records; when it really ran nobody knows, so `started` is the import."""
+    """Return a run with imported records; its real time is unknown, so `started` is the time of the import."""
     run_id, name = new_id(), Path(path).name
     return Run(id=run_id, suite=layout, command=f"attnbench import {name}", started=now(), records=tuple(records))
 
@@ -69,7 +69,7 @@ def imported_run(layout: str, path: str | Path, records: list[Record]) -> Run:
 def imported_record(
     layout: str, case: dict[str, Any], backend: str, time: Time, *, workload: str = "attention", **blocks: Any
 ) -> Record:
-    """A passed record of which only times are known."""
+    """Return a passed record of which only times are known."""
     case_id = "-".join(f"{name}{value}" for name, value in case.items()) or "unknown"
     note = f"imported from a {layout} file: rates and speed-ups are over means, as it defines them"
     return Record(
@@ -96,7 +96,7 @@ def imported_time(
     p99_ms: float | None = None,
     num_samples: int | None = None,
 ) -> Time:
-    """A time without samples."""
+    """Return a time without samples."""
     return Time(
         timer=IMPORTED,
         l2=None,
@@ -114,19 +114,19 @@ def imported_time(
 
 
 def timed(records: Iterable[Record]) -> list[Record]:
-    """Records with a mean time: the seeds' files hold nothing else."""
+    """Return the records with a mean time: the seeds' files hold nothing else."""
     return [record for record in records if record.time is not None and record.time.mean_ms]
 
 
 def mean_of(record: Record) -> float:
-    """Mean time of one of `timed`, in milliseconds."""
-    assert record.time is not None  # `timed` holds no other
+    """Return the mean time of one of `timed`, in milliseconds."""
+    assert record.time is not None  # guaranteed by `timed`
     assert record.time.mean_ms is not None
     return record.time.mean_ms
 
 
 def read_text(path: str | Path) -> str:
-    """Text of a file to import.
+    """Return the text of a file to import.
 
     Raises:
         RunFileError: it cannot be read.
@@ -139,7 +139,7 @@ def read_text(path: str | Path) -> str:
 
 
 def number(who: str, field: str, text: str) -> float | None:
-    """A number of a file, None for an empty field.
+    """Return a number of a file; None for an empty field.
 
     Raises:
         RunFileError: it is not a finite number; the message names the field.

@@ -1,8 +1,8 @@
 """seed-000: ``benchmark_results.json`` and the console blocks of dense against block-sparse HSTU.
 
-Speed-up is the dense mean over the block-sparse mean; `baseline_slower_by` is (block-sparse mean / dense
-mean - 1) · 100 percent, so -27.9 where it is 1.387 times as fast: the name misleads, the sign stays.
-The baseline was the original Triton kernel; which backend stands for it the console and `notes` say.
+Speed-up is the dense mean over the block-sparse mean.  `baseline_slower_by` is (block-sparse mean / dense mean - 1) ·
+100 percent, so -27.9 if block-sparse is 1.387 times as fast: the name misleads, but the sign is the script's.  The
+script's baseline was the original Triton kernel; the console and `notes` name the backend in its place.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ DENSE, BSA = "baseline", "bsa"
 ORIGINAL = "hstu-meta-triton"
 DENSES = (DENSE, ORIGINAL, "hstu-triton", "hstu-fbgemm", "hstu-compile", "hstu-eager")
 BSAS = (BSA, "hstu-bsa-triton", "hstu-bsa-eager")
-"Who may be which; a dense baseline of the run is before all, then the first that was measured."
+"Candidates for each side; a dense baseline of the run comes first, then the first that was measured."
 BANDS = ((2.0, "large"), (1.5, "significant"), (1.2, "worth using"), (1.0, "little"))
-"Least speed-up of each; the first is for what is over it."
+"Minimum speed-up of each class; `large` is for speed-ups above its bound."
 RULE, LINE = "=" * 80, "-" * 80
 UNKNOWN = "-"
 PLACES = ("GPU: ", "CPU: ")
 
 
 class _Pair(NamedTuple):
-    """A configuration with its two sides; None for one that has no time."""
+    """A configuration with its two sides; None for a side without a time."""
 
     config: Mapping[str, Any]
     dense: Record | None
@@ -62,7 +62,7 @@ class _Pair(NamedTuple):
         if self.dense is None or self.bsa is None:
             return None
         if self.bsa.time is not None and self.bsa.time.timer == IMPORTED and self.bsa.speedup is not None:
-            return self.bsa.speedup.ratio  # what the file says, whatever the digits of its means
+            return self.bsa.speedup.ratio  # computed from more digits than the file's means have
         return mean_of(self.dense) / mean_of(self.bsa)
 
     @property
@@ -72,7 +72,7 @@ class _Pair(NamedTuple):
 
 
 class Seed000(Layout):
-    """One file a run; two sides a configuration."""
+    """One file per run; two sides per configuration."""
 
     name = "seed-000"
     workloads = ("hstu",)
@@ -81,7 +81,7 @@ class Seed000(Layout):
     def write(self, run: Run, path: str | Path) -> list[Path]:
         """Write ``benchmark_results.json`` (a path of that suffix, or a folder), or the console text to another file.
 
-        Where the configurations of several cases are the same (they differ in precision, say), one file each.
+        If several cases have the same configuration (they differ in precision, say), one file for each is written.
         """
         path = Path(path)
         if not path.suffix or is_folder(path):
@@ -94,11 +94,11 @@ class Seed000(Layout):
         return paths
 
     def console(self, run: Run) -> str:
-        """A block for each configuration, and the summary; parts of `write` one below the other."""
+        """Return a block for each configuration, and the summary; the parts of `write` one below the other."""
         return "\n".join("\n".join(_console(part)) + "\n" for part in _parts(run).values())
 
     def notes(self, run: Run) -> tuple[str, ...]:
-        """Who stands for the original kernel, where it is not the original."""
+        """Return which backend replaces the original kernel, if it was not measured."""
         dense, bsa = _sides(run)
         notes = [f"seed-000: {side} was not measured" for side, name in ((DENSE, dense), (BSA, bsa)) if name is None]
         if dense not in (None, DENSE, ORIGINAL):
@@ -106,7 +106,7 @@ class Seed000(Layout):
         return tuple(notes)
 
     def recognises(self, path: Path) -> bool:
-        """By its keys; a folder by holding the file."""
+        """Recognise a file by its keys, and a folder by the file in it."""
         try:
             data = json.loads((path / RESULTS if is_folder(path) else path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -114,7 +114,7 @@ class Seed000(Layout):
         return isinstance(data, dict) and set(data) == set(KEYS)
 
     def read(self, path: str | Path) -> Run:
-        """Both sides of each configuration become records `baseline` and `bsa`."""
+        """Return both sides of each configuration as records `baseline` and `bsa`."""
         place = Path(path) / RESULTS if is_folder(path) else Path(path)
         data = parse(read_text(place), f"import: {place}", RESULTS)
         if not isinstance(data, dict) or set(data) != set(KEYS) or not isinstance(data["results"], list):
@@ -134,7 +134,7 @@ class Seed000(Layout):
 
 
 def _parts(run: Run) -> dict[str, Run]:
-    """The run, or its parts by what its columns cannot distinguish."""
+    """Return the run, or its parts if the columns cannot distinguish them."""
     if not timed(run.records):
         raise UsageError(refusal("seed-000", "records", 0, "have a time", "a run with at least one timed record"))
     for record in run.records:
@@ -149,7 +149,7 @@ def _parts(run: Run) -> dict[str, Run]:
 
 
 def _sides(run: Run) -> tuple[str | None, str | None]:
-    """Names of the dense and of the block-sparse backend that the run is about."""
+    """Return the names of the run's dense and block-sparse backend."""
     measured = {record.backend for record in timed(run.records)}
     own = run.settings.baseline
     first = (own,) if own is not None and not own.startswith((BSA, "hstu-bsa")) else ()
@@ -192,7 +192,7 @@ def _side(record: Record | None) -> dict[str, float | None] | None:
 
 def _std(record: Record) -> float | None:
     time = record.time
-    assert time is not None  # `timed` holds no other
+    assert time is not None  # guaranteed by `timed`
     return 0.0 if time.std_ms is None and time.num_samples == 1 else time.std_ms
 
 
@@ -250,7 +250,7 @@ def _block(title: str, record: Record | None) -> Iterator[str]:
 
 
 def _meaning(pair: _Pair) -> Iterator[str]:
-    """Which is faster, as plainly one way as the other, and what it buys."""
+    """Yield which side is faster, symmetrically, and the gain."""
     ratio, percent = pair.speedup, pair.slower_by
     if ratio is None or percent is None:
         yield "no speed-up: one of the two has no time"
@@ -271,7 +271,7 @@ def _meaning(pair: _Pair) -> Iterator[str]:
 
 
 def _ms(value: float | None, beside: float | None = None) -> str:
-    """Three decimals as the script had them, more where the time (the one it stands beside) is short."""
+    """Return three decimals as in the script, more if the time (or the time beside it) is short."""
     if value is None:
         return UNKNOWN
     return f"{value:.3f}" if value == 0 or (beside or value) >= 1 else plain(value, 4)
@@ -317,7 +317,7 @@ def _count(who: str, field: str, value: Any) -> int | None:
 
 
 def _environments(device: Any) -> tuple[Environment, ...]:
-    """What is known of the machine: its name."""
+    """Return the known part of the machine: its name."""
     for prefix in PLACES:
         if isinstance(device, str) and device.startswith(prefix):
             known, name = Environment(os="", python=""), device.removeprefix(prefix)

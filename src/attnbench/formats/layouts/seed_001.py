@@ -1,8 +1,7 @@
-"""seed-001: a CSV for each sweep, rows by mean time for each head dimension and length.
+"""seed-001: one CSV per sweep, with rows in order of mean time for each head dimension and length.
 
-Relative performance is the mean time of `Reference` over the row's, in percent.  `Reference` is
-FlashAttention 2, and where that was not measured torch's own copy of it; `V3` is FlashAttention 3.
-Columns hold nothing that says which, so `notes` does.
+Relative performance is the mean time of `Reference` over the row's, in percent.  `Reference` is FlashAttention 2, or
+torch's own copy of it if that was not measured; `V3` is FlashAttention 3.  No column says which, so `notes` does.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ COLUMNS = ("Kernel Name", "d_head", "seq_len", "Mean", "Median", "Min", "Max", "
            "Attn TFLOP/s")  # fmt: skip
 REFERENCE, V3 = "Reference", "V3"
 REFERENCES = (REFERENCE, "flash-attn-2", "sdpa-flash")
-"Who may be the reference; the first that was measured is."
+"Candidates for the reference; the first that was measured is chosen."
 LARGEST = 2**31
 THIRD = (V3, "flash-attn-3", "fa3-fwd")
 
@@ -56,15 +55,15 @@ class Seed001(Layout):
         return paths
 
     def console(self, run: Run) -> str:
-        """The same tables, one below the other."""
+        """Return the same tables, one below the other."""
         return "\n".join(_table(part, _reference(run), _third(run)) for part in _sweeps(run).values())
 
     def notes(self, run: Run) -> tuple[str, ...]:
-        """Which backend is `Reference`, and what is not in the table."""
+        """Return which backend is `Reference`, and which records are not in the table."""
         return tuple(_notes(run))
 
     def recognises(self, path: Path) -> bool:
-        """A file whose first line is the header."""
+        """Recognise a file whose first line is the header."""
         if not is_file(path):
             return False
         try:
@@ -75,7 +74,7 @@ class Seed001(Layout):
             return file.readline(400).strip().lstrip(b"\xef\xbb\xbf") == ",".join(COLUMNS).encode()
 
     def read(self, path: str | Path) -> Run:
-        """Rows become records; batch, precision and everything else a column does not hold are absent."""
+        """Return rows as records; batch, precision and everything else without a column are missing."""
         reader = csv.DictReader(io.StringIO(read_text(path).removeprefix("\ufeff")))
         if tuple(reader.fieldnames or ()) != COLUMNS:
             found = ",".join(reader.fieldnames or ())[:120]
@@ -89,7 +88,7 @@ class Seed001(Layout):
 
 
 def _sweeps(run: Run) -> dict[str, Run]:
-    """Parts in which a head dimension and a length name one case: `one file a sweep`."""
+    """Return the parts in which a head dimension and a length identify one case: one file per sweep."""
     records = timed(run.records)
     if not records:
         raise UsageError(refusal("seed-001", "records", 0, "have a time", "a run with at least one timed record"))
@@ -124,7 +123,7 @@ def _rows(records: Sequence[Record], reference: str | None, third: str | None) -
     base = next((mean_of(record) for record in records if record.backend == reference), None)
     for record in sorted(records, key=mean_of):
         time, mean = record.time, mean_of(record)
-        assert time is not None  # `timed` holds no other
+        assert time is not None  # guaranteed by `timed`
         std = 0.0 if time.std_ms is None and time.num_samples == 1 else time.std_ms
         tflops = record.work.flops / mean / 1e9 if record.work else record.rate.tflops if record.rate else None
         name = {reference: REFERENCE, third: V3}.get(record.backend, backend_name(record))

@@ -1,14 +1,14 @@
-"""seed-002: a log for each batch and number of candidates, a line for each number of cached tokens, and nine workbooks.
+"""seed-002: one log per batch and number of candidates, one line per number of cached tokens, and nine workbooks.
 
     logs/benchmark_bs{B}_nc{C}.log      KV Caches: 8, Candidate Embeddings: 128, Total time(ms): 123.45
-    benchmark_results.xlsx              sheet results: a row a line of the logs
+    benchmark_results.xlsx              sheet results: one row per line of the logs
     benchmark_results_bs{B}.xlsx, benchmark_results_nc{C}.xlsx         the same rows of one batch, of one count
 
 A step is a case of its own, or one of a series in which the histories of all users grow.
 
-KV caches are the cached tokens of a user, candidate embeddings all rows that the step computes for one: candidates and
-new history.  The time is the mean, end to end where the wall clock was read.  Files hold one way of carrying a step
-out; `notes` says which.
+KV caches are the cached tokens of a user, candidate embeddings all rows that the step computes for a user: candidates
+and new history.  The time is the mean, end to end if the wall clock was measured.  The files hold one backend; `notes`
+says which.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class Step(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The log it stands in."""
+        """The log that contains it."""
         return f"benchmark_bs{self.batch}_nc{self.candidates}.log"
 
     @property
     def line(self) -> str:
-        """As the seed wrote it: plain decimals, never an exponent."""
+        """The line as the seed wrote it: plain decimals, never an exponent."""
         return (
             f"KV Caches: {self.cached}, Candidate Embeddings: {self.candidates + self.new}, "
             f"Total time(ms): {self.ms:.{DECIMALS}f}"
@@ -68,7 +68,7 @@ class Step(NamedTuple):
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """As of `COLUMNS`."""
+        """See `COLUMNS`."""
         return (
             self.file,
             self.batch,
@@ -87,7 +87,7 @@ class Seed002(Layout):
     title = "a folder: logs/benchmark_bs{B}_nc{C}.log and nine benchmark_results*.xlsx"
 
     def write(self, run: Run, path: str | Path) -> list[Path]:
-        """Write a folder, or one in it for each value of the axes that its columns cannot distinguish."""
+        """Write a folder, or subfolders for each value of the axes that its columns cannot distinguish."""
         written = []
         for label, part in _parts(run).items():
             folder, steps = Path(path) / label, _steps(part)
@@ -105,7 +105,7 @@ class Seed002(Layout):
         return written
 
     def console(self, run: Run) -> str:
-        """The lines of all logs, each below its name."""
+        """Return the lines of all logs, each below its name."""
         found = []
         for label, part in _parts(run).items():
             for (batch, candidates), some in _by(_steps(part), "batch", "candidates").items():
@@ -114,7 +114,7 @@ class Seed002(Layout):
         return "\n".join(found)
 
     def notes(self, run: Run) -> tuple[str, ...]:
-        """Which way of carrying a step out is in the files, which not, and what the time is."""
+        """Return which backend is in the files, which are not, and what the time is."""
         records = _records(run)
         chosen, others = _chosen(records), sorted({backend_name(record) for record in records} - {_chosen(records)})
         notes = [f"{NAME}: {chosen} is in the files" + (f", not {', '.join(others)}" if others else "")]
@@ -124,13 +124,13 @@ class Seed002(Layout):
         return tuple(notes)
 
     def recognises(self, path: Path) -> bool:
-        """A log or a workbook by its name, or a folder that has such ones."""
+        """Recognise a log or a workbook by its name, or a folder that has such files."""
         if is_file(path):
             return bool(FILE.fullmatch(path.name) or BOOK.fullmatch(path.name))
         return is_folder(path) and bool(_logs(path)[0] or _book(path))
 
     def read(self, path: str | Path) -> Run:
-        """A record for each line: of a log, of all logs of a folder, or of a workbook."""
+        """Return one record per line: of a log, of all logs of a folder, or of a workbook."""
         steps, _ = _read(Path(path))
         seen: dict[tuple[Any, ...], int] = {}
         records = []
@@ -143,7 +143,7 @@ class Seed002(Layout):
         return imported_run(NAME, path, records)
 
     def passed_over(self, path: str | Path) -> list[str]:
-        """Names in the folder that are no part of the layout."""
+        """Return the names in the folder that are not part of the layout."""
         return _read(Path(path))[1]
 
 
@@ -151,10 +151,10 @@ class Seed002(Layout):
 
 
 def _records(run: Run) -> list[Record]:
-    """The timed records that have a serving step's shape; a series over a pool has none.
+    """Return the timed records with a serving step's shape; a series over a pool has none.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such record.
     """
     records = [record for record in timed(run.records) if record.case.get("cache") != SERIES]
     for record in records:
@@ -166,7 +166,7 @@ def _records(run: Run) -> list[Record]:
 
 
 def _chosen(records: Sequence[Record]) -> str:
-    """The first backend of the run that has a time."""
+    """Return the first backend of the run that has a time."""
     return backend_name(records[0])
 
 
@@ -180,7 +180,7 @@ def _parts(run: Run) -> dict[str, Run]:
         for name, value in record.case.items()
         if name not in SHAPE and kept[0].case.get(name) != value
     }
-    # Each number of new tokens is another sweep: the seed's has one.
+    # Each number of new tokens is another sweep: the seed's sweep has one.
     others |= {"new_tokens"} if len({record.case["new_tokens"] for record in kept}) > 1 else set()
     part = dataclasses.replace(run, records=kept)
     return split(part, sorted(others)) if others else {"": part}
@@ -191,7 +191,7 @@ def _steps(run: Run) -> list[Step]:
     for record in run.records:
         batch, candidates, cached, new = (record.case[name] for name in SHAPE)
         whole = end_to_end(record) or record.time
-        assert whole is not None  # `timed` holds no other
+        assert whole is not None  # guaranteed by `timed`
         for count, time in (steps_of(record) or {cached: whole}).items():
             mean = time.mean_ms
             assert mean is not None
@@ -225,10 +225,10 @@ def _workbook(sheet: str, steps: Iterable[Step]) -> bytes:
 
 
 def _read(path: Path) -> tuple[list[Step], list[str]]:
-    """Steps, and names that were passed over.
+    """Return the steps, and the names that were ignored.
 
     Raises:
-        RunFileError: nothing of this layout is there, or a part of it is broken.
+        RunFileError: nothing there has this layout, or a part of it is broken.
     """
     if is_file(path):
         return list(_from_book(path) if path.suffix == ".xlsx" else _from_log(path)), []
@@ -245,7 +245,7 @@ def _read(path: Path) -> tuple[list[Step], list[str]]:
 
 
 def _logs(folder: Path) -> tuple[list[Path], list[str]]:
-    """Logs of a folder, by batch and candidates, and names that are no logs."""
+    """Return the logs of a folder, by batch and candidates, and the names that are not logs."""
     inside = folder / LOGS if is_folder(folder / LOGS) else folder
     found: list[tuple[list[int], Path]] = []
     strange = []
@@ -293,7 +293,7 @@ def _from_book(path: Path) -> Iterator[Step]:
         book = load_workbook(path, read_only=True, data_only=True)
         rows = list(book.worksheets[0].iter_rows(values_only=True))
         book.close()
-    except Exception as error:  # openpyxl raises what its parsers raise
+    except Exception as error:  # openpyxl passes on all errors of its parsers
         raise RunFileError(
             refusal("import", "path", path, f"cannot be read ({type(error).__name__})", "a workbook")
         ) from None

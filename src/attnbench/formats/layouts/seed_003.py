@@ -1,15 +1,15 @@
-"""seed-003: plots of sparse and quantised attention over length, and over the sparsity that was reached.
+"""seed-003: plots of sparse and quantised attention over length, and over the achieved sparsity.
 
     seq_len_plots/{time_ms,tflops}_causal_{false,true}.png                  cases that keep every block
-    seq_len_plots_30/…                                                      at 30 % sparsity, and so for other shares
+    seq_len_plots_30/…                                                      at 30 % sparsity; likewise others
     sparge_sparsity_plots/{time_ms,tflops}_actual_sparsity_seq32768_causal_{false,true}.png
 
-A given map stands in the folder of the sparsity that its case asks for, a predicted one in that of what it reached, to
-the nearest ten percent.  Dense rows are lines in all of them.
+A given map is in the folder of the sparsity that its case requests, a predicted one in that of the sparsity it reached,
+to the nearest ten percent.  Dense rows are lines in all plots.
 
-Time is the mean.  TFLOP/s count 4 B H D S² FLOPs, halved under a causal mask, whatever was skipped: the effective rate.
-Backends have the seed's names: fa2, sage2, sparge, sparge_fp8; others their own.  A picture carries its numbers with
-it, in a text chunk of the PNG: that is what `read` reads.
+Time is the mean.  TFLOP/s count 4 B H D S² FLOPs, halved under a causal mask, including skipped ones: the effective
+rate.  Backends have the seed's names fa2, sage2, sparge, sparge_fp8; others keep their own.  A PNG carries its numbers
+in a text chunk, which `read` reads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DEFAULTS = "SpargeAttn's defaults (sim 0.6, cdf 0.98) skip nothing on random dat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One record as the pictures know it."""
+    """One record as the plots show it."""
 
     series: str
     batch: int
@@ -53,38 +53,38 @@ class Point:
     causal: bool
     dtype: str
     sparsity: int
-    "percent: which folder"
+    "percent; selects the folder"
     actual_sparsity: float
-    "percent that was reached"
+    "percent reached"
     mean_ms: float
     map: str
-    "how the map came about"
+    "origin of the map"
     pattern: str = ""
-    "of the case; empty where it has none"
+    "of the case; empty if it has none"
     block: str = ""
     map_seed: int = 0
 
     @property
     def time_ms(self) -> float:
-        """Mean."""
+        """Mean time."""
         return self.mean_ms
 
     @property
     def tflops(self) -> float:
-        """As the seed counts them."""
+        """TFLOP/s as the seed counts them."""
         flops = 4 * self.batch * self.nheads * self.headdim * self.seqlen**2 / (2 if self.causal else 1)
         return flops / self.mean_ms / 1e9
 
 
 class Seed003(Layout):
-    """Pictures of both sweeps."""
+    """Plots of both sweeps."""
 
     name = NAME
     workloads = WORKLOADS
     title = "a folder: seq_len_plots/, seq_len_plots_30/, sparge_sparsity_plots/ with PNG of time and TFLOP/s"
 
     def write(self, run: Run, path: str | Path) -> list[Path]:
-        """Write the pictures that the run has two points of a line for, or one where it has no more."""
+        """Write the plots for which the run has two points of a line, or one if it has no more."""
         written = []
         for place, (x, points) in _pictures(_points(run)).items():
             for metric in METRICS:
@@ -94,13 +94,13 @@ class Seed003(Layout):
         return written
 
     def recognises(self, path: Path) -> bool:
-        """A picture by its name, or a folder with such ones in it or in the folders of the layout."""
+        """Recognise a plot by its name, or a folder with plots in it or in the layout's folders."""
         if is_file(path):
             return bool(FILE.fullmatch(path.name))
         return is_folder(path) and bool(_files(path))
 
     def read(self, path: str | Path) -> Run:
-        """A record for each point of the pictures, each once."""
+        """Return one record per distinct point of the plots."""
         files = [Path(path)] if is_file(path) else _files(Path(path))
         points = list(dict.fromkeys(point for file in files for point in _numbers(file)))
         if not points:
@@ -108,7 +108,7 @@ class Seed003(Layout):
         return imported_run(NAME, path, [_record(point) for point in points])
 
     def console(self, run: Run) -> str:
-        """A line for each point, what the pictures show."""
+        """Return one line for each point of the plots."""
         return "\n".join(
             f"{point.series}: seq_len {point.seqlen}, causal {str(point.causal).lower()}, "
             f"sparsity {point.actual_sparsity:g} %: {point.time_ms:.6g} ms, {point.tflops:.4g} TFLOP/s"
@@ -116,7 +116,7 @@ class Seed003(Layout):
         )
 
     def notes(self, run: Run) -> tuple[str, ...]:
-        """How maps came about, and what the rates are."""
+        """Return the origin of the maps and the meaning of the rates."""
         points = _points(run)
         ways = sorted({point.map for point in points if point.map})
         return (
@@ -130,10 +130,10 @@ class Seed003(Layout):
 
 
 def _points(run: Run) -> list[Point]:
-    """The timed records of square attention problems.
+    """Return the timed records of square attention problems.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such record.
     """
     points = [_point(record) for record in timed(run.records) if record.workload in WORKLOADS and _fits(record.case)]
     if not points:
@@ -163,7 +163,7 @@ def _point(record: Record) -> Point:
     if density is None:
         density = work.flops / work.dense_flops if work and work.dense_flops else 1.0
     asked = case.get("density", 1.0)
-    asked = density if asked is None else asked  # a file says the map
+    asked = density if asked is None else asked  # the map comes from a file
     way = _way(record, short)
     series = SERIES.get(name, name + (f"[{short}" if short and name not in SERIES else ""))
     return Point(
@@ -185,7 +185,7 @@ def _point(record: Record) -> Point:
 
 
 def _way(record: Record, short: str) -> str:
-    """How the map of a row came about; empty of dense rows."""
+    """Return the origin of a row's map; empty for dense rows."""
     said = [note for note in record.notes if note.startswith("map ")]
     if said or record.workload != "sparse" or record.backend.startswith("dense"):
         return said[0] if said else ""
@@ -194,7 +194,7 @@ def _way(record: Record, short: str) -> str:
 
 
 def _pictures(points: Sequence[Point]) -> dict[str, tuple[str, list[Point]]]:
-    """Names of files, with {metric} open; the field of their x axis and their points."""
+    """Return file names, with {metric} open, and for each the field of its x axis and its points."""
     found: dict[str, tuple[str, list[Point]]] = {}
     for point in points:
         folder = LENGTHS + (f"_{point.sparsity}" if point.sparsity else "")
@@ -226,10 +226,10 @@ def _place(point: Point) -> tuple[str, int, int, int, int, str]:
 
 
 def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
-    """A PNG of one metric over x, a line for each series.
+    """Return a PNG of one metric over x, one line per series.
 
     Raises:
-        Unavailable: what draws is not installed.
+        Unavailable: the drawing library is not installed.
     """
     try:
         import vl_convert
@@ -278,9 +278,9 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
 
 
 def _lines(x: str, points: Sequence[Point]) -> list[str]:
-    """The line that each point lies on: its series, and what tells points of one series apart that share a place.
+    """Return the line of each point: its series, and what distinguishes points of one series at the same x.
 
-    Over sparsity a line goes through the maps that a backend predicted with several thresholds.
+    Over sparsity, a line connects the maps that a backend predicted with several thresholds.
     """
 
     def value(point: Point, name: str) -> str:
@@ -306,7 +306,7 @@ def _lines(x: str, points: Sequence[Point]) -> list[str]:
 
 
 def _with_numbers(picture: bytes, points: Iterable[Point]) -> bytes:
-    """The PNG with the points in a text chunk before its end."""
+    """Return the PNG with the points in a text chunk before its end."""
     data = KEYWORD + b"\0" + json.dumps([asdict(point) for point in points]).encode("ascii")
     chunk = struct.pack(">I", len(data)) + b"tEXt" + data + struct.pack(">I", zlib.crc32(b"tEXt" + data))
     end = picture.rindex(struct.pack(">I", 0) + b"IEND")
@@ -314,10 +314,10 @@ def _with_numbers(picture: bytes, points: Iterable[Point]) -> bytes:
 
 
 def _numbers(path: Path) -> list[Point]:
-    """The points that a picture carries.
+    """Return the points in a PNG.
 
     Raises:
-        RunFileError: it cannot be read, is no PNG, or carries none that can be used.
+        RunFileError: it cannot be read, is not a PNG, or has no usable points.
     """
     try:
         data = path.read_bytes()
@@ -375,7 +375,7 @@ def _checked(item: Any) -> Point:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Pictures of the layout in a folder and in the layout's own folders below it."""
+    """Return the plots in a folder and in the layout's own folders below it."""
     places = [folder]
     try:
         places += sorted(one for one in folder.iterdir() if FOLDER.fullmatch(one.name) and is_folder(one))
@@ -395,13 +395,13 @@ def _record(point: Point) -> Record:
         "seqlen_k": point.seqlen,
         "causal": point.causal,
         "dtype": point.dtype,
-        # A file's map has the density it has.
+        # The density of a map from a file is fixed.
         "density": None if "@" in point.pattern else round(1 - point.sparsity / 100, 2),
     }
     if point.pattern:
         case |= {"block": point.block, "pattern": point.pattern, "map_seed": point.map_seed}
     backend = inner if point.map else f"dense[{inner}]"
-    if inner in ("sparge", "sparge-fp8"):  # several thresholds of one case are distinguished by what they reached
+    if inner in ("sparge", "sparge-fp8"):  # several thresholds of one case are distinguished by their sparsity
         backend = f"{inner}[{point.actual_sparsity:g}%]"
     record = imported_record(
         NAME,

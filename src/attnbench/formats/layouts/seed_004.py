@@ -1,7 +1,7 @@
 """seed-004: the console block and ``results.json`` of `minimal`, the console table of `compare`.
 
-All of it is over mean times.  `Flash Attention` is FlashAttention 2, and where that was not measured
-torch's own copy of it (`notes` says so); speed-up is its time over theirs, so 0.15x is slower.
+All figures are of mean times.  `Flash Attention` is FlashAttention 2, or torch's copy of it if that was not measured
+(`notes` says so); speed-up is its time over the row's, so 0.15x is slower.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ RESULTS, BLOCK, TABLE = "results.json", "baseline_benchmark.txt", "comparison_re
 KEYS = ("time_ms", "tflops", "memory_gb")
 FLASH = "Flash Attention"
 FLASHES = (FLASH, "flash-attn-2", "sdpa-flash")
-"Who may be `Flash Attention`; the first that was measured is."
+"Candidates for `Flash Attention`; the first that was measured is chosen."
 XFORMERS = "xFormers"
 SEVERAL = {FLASH: FLASHES, XFORMERS: (XFORMERS, "xformers-flash", "xformers-cutlass")}
-"Names of the seed that several of our backends could be: the first that was measured is."
+"The seed's names that fit several backends; the first that was measured is chosen."
 LABELS = {"eager": "PyTorch Standard", "sdpa": "PyTorch SDPA"}
 PASSES = {"fwd": "Forward", "bwd": "Backward", "fwd-bwd": "Forward+Backward"}
 HEADER = f"{'Implementation':<26}{'Time (ms)':<16}{'Memory (MB)':<16}Speedup"
 RULE = "-" * 80
 UNKNOWN = "-"
 PEAK = "tflops_peak"
-"Counter that keeps an imported figure over the shortest time, which no other field holds."
+"Counter for an imported rate at the shortest time, which no other field holds."
 
 
 class Seed004(Layout):
-    """One block for one backend, a table for several."""
+    """A block for one backend, a table for several."""
 
     name = "seed-004"
     title = "console block, results.json {time_ms, tflops, memory_gb} and the comparison table"
@@ -54,7 +54,7 @@ class Seed004(Layout):
     def write(self, run: Run, path: str | Path) -> list[Path]:
         """Write ``results.json`` to a path that ends so, the console text to any other file.
 
-        Into a folder (there already, or a name without suffix) goes what the seed left there.
+        A folder (existing, or a name without suffix) gets the files that the seed wrote.
         """
         path = Path(path)
         if path.suffix == ".json":
@@ -87,7 +87,7 @@ class Seed004(Layout):
         return "\n".join(texts)
 
     def notes(self, run: Run) -> tuple[str, ...]:
-        """Who a name of the seed stands for, where that is not plain from the name."""
+        """Return which backend a name of the seed stands for, if the name does not say so."""
         named = {label: name for name, label in _labels(run.records).items()}
         notes = []
         if FLASH not in named:
@@ -99,7 +99,7 @@ class Seed004(Layout):
         return tuple(notes)
 
     def recognises(self, path: Path) -> bool:
-        """``results.json`` by its keys, a text by the headings, a folder by holding one of them."""
+        """Recognise ``results.json`` by its keys, a text by its headings, a folder by one of these files."""
         if is_folder(path):
             return any(is_file(path / name) for name in (RESULTS, BLOCK, TABLE))
         try:
@@ -109,11 +109,11 @@ class Seed004(Layout):
         return _as_results(text) is not None or "Pass Results:" in text or HEADER in text
 
     def read(self, path: str | Path) -> Run:
-        """Means and what follows from them; of a folder all its files that are the seed's."""
+        """Return means and derived figures; for a folder, of all its files that are the seed's."""
         path = Path(path)
         files = [path / name for name in (BLOCK, RESULTS, TABLE) if is_file(path / name)] if is_folder(path) else [path]
         if len(files) > 1 and files[0].name == BLOCK and files[1].name == RESULTS:
-            del files[0]  # results.json has the same figures, and more digits of them
+            del files[0]  # results.json has the same figures with more digits
         records = [record for file in files for record in _records(file)]
         if not records:
             wrong, accepted = "holds no figures of seed-004", f"{RESULTS}, a console block or the table"
@@ -182,7 +182,7 @@ def _lost(record: Record) -> str:
 
 
 def _labels(records: Sequence[Record]) -> dict[str, str]:
-    """The seed's names of the backends that were measured, and of those that can have no other."""
+    """Return the seed's names of the measured backends, and of those that can have no other name."""
     measured = {record.backend for record in records if record.time is not None}
     found = {}
     for label, names in SEVERAL.items():
@@ -208,7 +208,7 @@ def _memory(record: Record) -> float | None:
 
 
 def _ms(value: float | None) -> str:
-    """Three decimals as the seed has them, more where four digits need them."""
+    """Return three decimals as the seed does, more if four digits need them."""
     if value is None:
         return UNKNOWN
     return f"{value:.3f}" if value >= 1 else plain(value, 4)

@@ -1,1 +1,1 @@
-"""What runs in the generator's process: it says when a request arrives, and does nothing else."""
+"""Code of the generator's process, which only reports when requests arrive."""

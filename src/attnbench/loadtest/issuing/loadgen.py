@@ -1,7 +1,7 @@
 """MLPerf's LoadGen as the generator: `python -m attnbench.loadtest.issuing.loadgen OUT ANSWERS`, the settings on stdin.
 
-stdin: a JSON object, see `Settings`.  LoadGen decides when which sample is issued, and counts latency from the
-scheduled time.  It writes its files into a folder, the trace among them, which has the schedule.
+stdin: a JSON object, see `Settings`.  LoadGen decides which sample is issued when, and counts latency from the
+scheduled time.  It writes its files into a folder, including the trace, which contains the schedule.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from attnbench.loadtest.issuing.wire import END, ISSUED, NUMBER, START, pack, wr
 
 READ = 1 << 16
 SCHEDULE_SEED = 2
-"Its seeds are the one given and those after it; of the gaps this one."
+"Its seeds are the given one and the following ones; this one is that of the gaps."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What LoadGen is given."""
+    """Parameters of a LoadGen test."""
 
     scenario: str
     "Server or Offline"
     rate: float
-    "requests a second; of Offline the rate that is expected, which says how many requests there are"
+    "requests per second; for Offline the expected rate, which determines the number of requests"
     duration_ms: int
     slo_ms: float
     queries: int = 1
-    "at least so many"
+    "least number of queries"
     samples: int
     "in the library"
     seed: int
@@ -41,7 +41,7 @@ class Settings:
 
 
 def settings_of(given: Settings) -> Any:
-    """LoadGen's own settings."""
+    """Return LoadGen's own settings."""
     import mlperf_loadgen as lg
 
     found = lg.TestSettings()
@@ -57,7 +57,7 @@ def settings_of(given: Settings) -> Any:
 
 
 def logs_of(folder: str) -> Any:
-    """Its files in a folder, nothing on the terminal."""
+    """Return log settings for files in a folder, without terminal output."""
     import mlperf_loadgen as lg
 
     found = lg.LogSettings()
@@ -68,11 +68,11 @@ def logs_of(folder: str) -> Any:
 
 
 def run(out: int, answers: int, given: Settings) -> None:
-    """One test.
+    """Run one test.
 
     Args:
-        out: handle of the pipe to the server.
-        answers: handle of the pipe back.
+        out: file descriptor of the pipe to the server.
+        answers: file descriptor of the pipe from the server.
         given: the settings.
     """
     import mlperf_loadgen as lg
@@ -93,7 +93,7 @@ def run(out: int, answers: int, given: Settings) -> None:
             lg.QuerySamplesComplete(
                 [lg.QuerySampleResponse(number, 0, 0) for (number,) in NUMBER.iter_unpack(data[:whole])]
             )
-        os._exit(1)  # the server has gone, and LoadGen would wait for its answers forever
+        os._exit(1)  # the server is gone, and LoadGen would wait for its answers forever
 
     threading.Thread(target=answered, daemon=True).start()
     sut = lg.ConstructSUT(issue, flush)

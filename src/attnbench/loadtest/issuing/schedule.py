@@ -1,7 +1,7 @@
-"""Our own open loop: `python -m attnbench.loadtest.issuing.schedule OUT`, the schedule on stdin.
+"""Our own open-loop generator: `python -m attnbench.loadtest.issuing.schedule OUT`, the schedule on stdin.
 
 stdin: int64 count, then as many int64 nanoseconds from the start, ascending.  Each request is issued at its time,
-whatever has become of those before it.  The process sleeps until shortly before a deadline and then watches the clock:
+whatever the state of earlier ones.  The process sleeps until shortly before a deadline and then busy-waits, because
 a sleep alone ends up to a tenth of a millisecond late, more on a busy machine.
 """
 
@@ -15,16 +15,16 @@ from array import array
 from attnbench.loadtest.issuing.wire import END, ISSUED, NUMBER, RECORD, START, write
 
 LEAD_NS = 300_000
-"Before a deadline the clock is watched for so long."
+"Busy-waiting time before a deadline."
 BEGIN_NS = 5_000_000
-"From the word that it begins to the origin of the schedule."
+"Time from the start message to the origin of the schedule."
 
 
 def issue(out: int, due: array[int]) -> None:
     """Issue each request at its time.
 
     Args:
-        out: handle of the pipe to the server.
+        out: file descriptor of the pipe to the server.
         due: nanoseconds from the start, ascending.
     """
     now, pack, send = time.monotonic_ns, RECORD.pack, write
@@ -42,7 +42,7 @@ def issue(out: int, due: array[int]) -> None:
 
 
 def main() -> None:
-    """Read the schedule and carry it out."""
+    """Read the schedule and run it."""
     source = sys.stdin.buffer
     count = NUMBER.unpack(source.read(NUMBER.size))[0]
     due = array("q", source.read(8 * count))
@@ -50,7 +50,7 @@ def main() -> None:
     try:
         issue(int(sys.argv[1]), due)
     except BrokenPipeError:
-        pass  # the server has gone
+        pass  # the server is gone
 
 
 if __name__ == "__main__":

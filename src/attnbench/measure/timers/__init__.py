@@ -1,1 +1,1 @@
-"""One way of timing a file; found by scanning this folder."""
+"""Timers, one per file; found by scanning this folder."""

@@ -1,16 +1,15 @@
-"""Kernel time as the GPU stamps it (CUPTI activity records), through torch.profiler.
+"""Kernel time as recorded by the GPU (CUPTI activity records), through torch.profiler.
 
-Why torch.profiler and not `cupti-python`: it comes with every torch and always fits its CUPTI
-(cupti-python has to match to the minor version), only one of the two may own CUPTI's buffers in a
-process, and its cost is small: on an H200's host 1 ms to start, 4 ms to stop and 3 ms to read a
-batch of 100 samples (the first start of a process takes 3 to 5 s, before anything is timed).  The
-profiler's own parsing of the records, which nobody needs here, is left out: it would triple that.
+torch.profiler is used instead of `cupti-python` for three reasons: it comes with every torch and always matches
+torch's CUPTI (cupti-python has to match to the minor version); only one of the two may own CUPTI's buffers in a
+process; and its cost is small: on an H200's host 1 ms to start, 4 ms to stop and 3 ms to read a batch of 100 samples
+(the first start in a process takes 3 to 5 s, before anything is timed).  The profiler's own parsing of the records,
+which would triple that, is skipped.
 
-What is read: each call stands between two marker kernels, so its records are those between two
-markers on the device's time line, whatever their names.  A sample is the span from the first
-record's start to the last one's end.  Proof that nothing was lost, for every batch: all markers are
-there, and every kernel launch the driver saw has its kernel record.  A batch that fails the proof is
-not used.
+Each call stands between two marker kernels, so its records are those between two markers on the device's time line,
+whatever their names.  A sample is the span from the start of the first record to the end of the last.  Every batch is
+verified to be complete: all markers are present, and every kernel launch that the driver saw has its kernel record.
+A batch that fails this is not used.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Activity:
 
 
 class Cupti(Timer):
-    """CUPTI's kernel records, attributed by markers."""
+    """CUPTI's kernel records, attributed to calls by markers."""
 
     name = "cupti"
     title = "kernel time by CUPTI (torch.profiler)"
@@ -54,7 +53,7 @@ class Cupti(Timer):
     tick_ms = 3.2e-5
 
     def probe(self, device: Device) -> None:
-        """Needs a CUDA build of torch whose profiler was built with CUPTI."""
+        """Require a CUDA build of torch whose profiler was built with CUPTI."""
         super().probe(device)
         import torch
         from torch.profiler import ProfilerActivity, supported_activities
@@ -65,7 +64,7 @@ class Cupti(Timer):
     def measure(
         self, stage: Stage, batch: Sequence[tuple[int, Subject]], lead_s: float, announce: Callable[[int, str], None]
     ) -> list[Reading]:
-        """Queue the whole batch under the profiler, then read its records; once more if some were lost."""
+        """Queue the whole batch under the profiler, then read its records; repeat once if some were lost."""
         try:
             return self._measure(stage, batch, lead_s, announce)
         except LostRecords:
@@ -95,16 +94,16 @@ class Cupti(Timer):
 
 
 def read(activities: Iterable[Activity], names: Sequence[str], offset_ns: int = 0) -> list[Reading]:
-    """Cut a batch's records into samples.
+    """Split the records of a batch into samples.
 
     Args:
         activities: all records of the batch, in any order.
-        names: the subject of each sample, in order; two markers stand around each.
+        names: the subject of each sample, in order; each stands between two markers.
         offset_ns: the profiler's clock minus the host's monotonic clock.
 
     Raises:
         LostRecords: a marker or the record of a launch is missing.
-        Untimed: a subject launched nothing on the device.
+        Untimed: a subject launched no kernel on the device.
     """
     activities = list(activities)
     launched = {a.correlation: a.end for a in activities if not a.on_device}
@@ -138,7 +137,7 @@ def _reading(records: Sequence[Activity], name: str, launched: dict[int, int], o
 
 
 def _busy_ns(records: Sequence[Activity]) -> int:
-    """Length of the union of the records, which are sorted by start."""
+    """Return the length of the union of the records, which are sorted by start."""
     busy, reached = 0, 0
     for record in records:
         busy += max(0, record.end - max(record.start, reached))

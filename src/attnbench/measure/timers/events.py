@@ -1,7 +1,7 @@
-"""CUDA events behind a backlog: the device's time between two stamps in the stream.
+"""CUDA events behind a backlog: the device's time between two events in the stream.
 
-An event pair adds 3-4 µs to a short kernel (its own processing and the gap to the kernel); behind a
-backlog it does not add the host's launch path, which is up to 25 µs more.
+An event pair adds 3-4 µs to a short kernel (its own processing and the gap to the kernel).  The backlog hides
+the host's launch path, which would add up to 25 µs more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnbench.measure.timer import Reading, Timer
 
 
 class Events(Timer):
-    """Event pairs, queued while a spin kernel holds the device."""
+    """Event pairs, queued while a spin kernel blocks the device."""
 
     name = "events"
     title = "CUDA events behind a backlog"
@@ -25,7 +25,7 @@ class Events(Timer):
     tick_ms = 5e-4
 
     def probe(self, device: Device) -> None:
-        """A CUDA device is all it needs."""
+        """Require a CUDA device."""
         super().probe(device)
         import torch
 

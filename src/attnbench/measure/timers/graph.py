@@ -1,8 +1,8 @@
-"""CUDA graph replay: a call without any launch cost of the host, cold or warm as declared.
+"""CUDA graph replay: a call without host launch cost, with the L2 cold or warm as declared.
 
-A graph of n calls, each behind its own flush, is replayed, and so is a graph of the n flushes alone;
-a sample is the difference over n.  (A graph of bare calls, as `do_bench_cudagraph` takes it, is warm
-whatever one wants.)  With a warm cache there is no flush and nothing to subtract.
+A sample is the difference between replaying a graph of n calls, each behind a flush of its own, and a graph of the n
+flushes alone, divided by n.  (A graph of bare calls, as in `do_bench_cudagraph`, always has a warm cache.)  With a
+warm cache there is no flush and nothing to subtract.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Reading, Timer
 
 CALLS = 10
-"""Calls in a graph: enough that the 5-7 µs of a replay's start are lost in the difference."""
+"""Calls in a graph: enough to make the 5-7 µs of a replay's start negligible."""
 
 
 class Graph(Timer):
-    """Replays of n calls behind flushes, less the flushes."""
+    """Replays of n calls behind flushes, minus the flushes."""
 
     name = "graph"
     title = "CUDA graph replay, flushes subtracted"
@@ -32,7 +32,7 @@ class Graph(Timer):
     tick_ms = 5e-4 / CALLS
 
     def probe(self, device: Device) -> None:
-        """A CUDA device is all it needs."""
+        """Require a CUDA device."""
         super().probe(device)
         import torch
 
@@ -40,7 +40,7 @@ class Graph(Timer):
             raise Unavailable("graph: device=cuda is not there; a CUDA GPU and a CUDA build of torch")
 
     def accepts(self, subject: Subject) -> str | None:
-        """Only what can be captured, and keeps no state that must be reset before each call."""
+        """Accept subjects that can be captured and keep no state that must be reset before each call."""
         if not subject.capturable:
             return "the launch says it cannot be captured in a CUDA graph"
         return "the launch resets state before each call, which a graph cannot" if subject.reset else None
@@ -66,7 +66,7 @@ class Graph(Timer):
             if empty is not _NOTHING:
                 empty.replay()
             if stage.l2 == "warm":
-                stage.ready(subject)  # the first call of the graph is to find its own data, not another subject's
+                stage.ready(subject)  # so that the first call of the graph finds its own data in the cache
             between.record()
             stage.mark()
             stage.kept[id(subject)].replay()
@@ -89,7 +89,7 @@ _NOTHING: Any = object()
 
 
 def _capture(stage: Stage, subject: Subject | None) -> Any:
-    """A graph of CALLS × (flush, call); without a subject, of the flushes alone."""
+    """Capture CALLS × (flush, call); without a subject, the flushes alone."""
     import torch
 
     if subject is None and stage.l2 == "warm":
@@ -97,7 +97,7 @@ def _capture(stage: Stage, subject: Subject | None) -> Any:
     graph = torch.cuda.CUDAGraph()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # what a first call sets up must not be captured
+    with torch.cuda.stream(side):  # set-up work of a first call must not be captured
         if subject:
             subject.call()
     torch.cuda.current_stream().wait_stream(side)

@@ -1,4 +1,4 @@
-"""The kernel's own figure, for kernels that time themselves."""
+"""The kernel's own time, for kernels that time themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.measure.timer import Reading, Timer
 
 
 class Reported(Timer):
-    """What `Launch.reported_ms` says of the call just made; nothing of it is ours to vouch for."""
+    """`Launch.reported_ms` of the call just made; the harness does not verify it."""
 
     name = "reported"
     title = "the kernel's own figure"
@@ -20,13 +20,13 @@ class Reported(Timer):
     inspects = False
 
     def accepts(self, subject: Subject) -> str | None:
-        """Only subjects that report."""
+        """Accept subjects that report a time."""
         return None if subject.reported_ms else "the launch reports no time of its own"
 
     def measure(
         self, stage: Stage, batch: Sequence[tuple[int, Subject]], lead_s: float, announce: Callable[[int, str], None]
     ) -> list[Reading]:
-        """Call, then ask."""
+        """Call, then read the reported time."""
         readings = []
         stage.begin(0.0)
         for index, subject in batch:

@@ -1,8 +1,8 @@
-"""Wall-clock time of the call: the only honest timer of a CPU; on a GPU it includes every launch.
+"""Wall-clock time of the call: the only honest timer on a CPU; on a GPU it includes every launch.
 
-A sample has the reading of the clock and the call through Python in it, some 0.25 us.  They are measured once
-a stage, by empty calls, and said where they matter; samples stay as they were read.  Taking them off would make
-samples of short calls negative now and then, and what a short call shares with the reading is not known.
+A sample includes reading the clock and calling through Python, some 0.25 us.  This overhead is measured once per
+stage, by empty calls, and noted where it matters.  It is not subtracted: samples of short calls would sometimes be
+negative, and the overlap of a short call with the clock reading is unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Wall(Timer):
     device_time = False
 
     def own_ms(self, stage: Stage) -> float:
-        """Median reading of an empty call on this machine; 0 on a GPU, where the synchronisation is meant to be in."""
+        """Return the median reading of an empty call on this machine; 0 on a GPU, where the synchronisation counts."""
         if stage.kind != "cpu":
             return 0.0
         if _OWN not in stage.kept:
@@ -39,7 +39,7 @@ class Wall(Timer):
     def measure(
         self, stage: Stage, batch: Sequence[tuple[int, Subject]], lead_s: float, announce: Callable[[int, str], None]
     ) -> list[Reading]:
-        """Call by call; nothing is queued."""
+        """Time call by call; nothing is queued."""
         readings = []
         stage.begin(0.0)
         for index, subject in batch:
@@ -57,7 +57,7 @@ class Wall(Timer):
 
 
 def _timed(call: Callable[[], object], stage: Stage) -> tuple[int, int, int]:
-    """When the call began, how long it and the device took, and how long it alone, in ns."""
+    """Return when the call began, how long it and the device took, and how long the call alone took, in ns."""
     started = time.perf_counter_ns()
     call()
     returned = time.perf_counter_ns()

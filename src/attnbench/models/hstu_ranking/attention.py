@@ -28,7 +28,7 @@ WORKSPACE = 2**28
 
 @dataclass(frozen=True)
 class Sequences:
-    """The sequences of a step, on the device and, where the host knows them, on the host."""
+    """The sequences of a step, on the device and, if the host knows them, on the host."""
 
     table: Step
     cached: Sequence[int]
@@ -59,18 +59,18 @@ class Reference:
         self.sequences = sequences
 
     def append(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
-        """As of `Attention`."""
+        """See `Attention`."""
         rows, entries, slots = self._places
         pages = self.pages_of(entries)
         pool[pages, 0, slots], pool[pages, 1, slots] = k[rows], v[rows]
 
     def pages_of(self, entries: Tensor) -> Tensor:
-        """Page ids at some positions of the table, read on the device, so that a graph reads those of its own step."""
+        """Return page ids at positions of the table, read on the device so that a graph reads those of its step."""
         return self.sequences.table.indices.index_select(0, entries).long()
 
     @cached_property
     def _places(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of the new history, with each row's position in the table and slot in the page."""
+        """Return the rows of the new history, with each row's position in the table and slot in the page."""
         given, start, first = self.sequences, 0, 0
         rows: list[np.ndarray] = []
         entries: list[np.ndarray] = []
@@ -86,7 +86,7 @@ class Reference:
         return found[0], found[1], found[2]
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As of `Attention`."""
+        """See `Attention`."""
         given, out, start, entry = self.sequences, torch.empty_like(v), 0, 0
         for held, cached, new, targets in zip(given.pages, given.cached, given.new, given.targets, strict=True):
             rows, pages = slice(start, start + new + targets), slice(entry, entry + len(held))
@@ -111,14 +111,14 @@ class Reference:
 
 
 class Paged:
-    """Our kernel: one launch reads pages and new rows."""
+    """attnbench's kernel: one launch reads pages and new rows."""
 
     def __init__(self, sequences: Sequences) -> None:
         """For one step."""
         self.sequences = sequences
 
     def append(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
-        """As of `Attention`."""
+        """See `Attention`."""
         from attnbench.kernels.hstu.paged.api import hstu_paged_append
 
         hstu_paged_append(k, v, pool, self.sequences.table)
@@ -130,10 +130,10 @@ class Paged:
         hstu_paged_silu_append(q, k, v, pool, self.sequences.table)
 
     def append_aside(self, pool: Tensor, k: Tensor, v: Tensor) -> None:
-        """The append; where the stream is captured, on a branch of the graph, beside all that precedes `join`.
+        """Append; during graph capture, on a branch of the graph, parallel to everything before `join`.
 
-        Attention needs nothing of it: it reads the cached tokens from pages and the new rows from k and v, and the
-        append writes slots of new tokens only.
+        Attention does not need the append: it reads the cached tokens from pages and the new rows from k and v, and the
+        append writes only slots of new tokens.
         """
         branch = _branch(k)
         if branch is None:
@@ -145,24 +145,24 @@ class Paged:
             self.append(pool, k, v)
 
     def join(self, x: Tensor) -> None:
-        """Let the rest of the step follow an append aside.
+        """Let the rest of the step wait for the append of `append_aside`.
 
-        In every layer, before k and v are freed: what takes their memory next is launched after this.  So no branch is
-        open where the capture ends, and whoever waits for a replay, like a copy of the pages to host memory or the next
-        step, waits for its appends too.
+        Called in every layer before k and v are freed: later launches may reuse their memory.  So no branch is open at
+        the end of the capture, and everything that waits for a replay, such as a copy of the pages to host memory or
+        the next step, waits for its appends too.
         """
         branch = _branch(x)
         if branch is not None:
             torch.cuda.current_stream(x.device).wait_stream(branch)
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As of `Attention`."""
+        """See `Attention`."""
         from attnbench.kernels.hstu.paged.api import hstu_paged_attention
 
         return hstu_paged_attention(q, k, v, self._pool(pool, q), self.sequences.table, **self._numbers)
 
     def attend_parts(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor | Parts:
-        """The same, but where keys are split it returns the parts, not their sum."""
+        """Attention that returns the parts, not their sum, if keys are split."""
         from attnbench.kernels.hstu.paged.api import hstu_paged_parts
 
         return hstu_paged_parts(q, k, v, self._pool(pool, q), self.sequences.table, **self._numbers)
@@ -172,7 +172,7 @@ class Paged:
         return {"alpha": self.sequences.alpha, "scaling_seqlen": self.sequences.scaling_seqlen}
 
     def _pool(self, pool: Tensor | None, q: Tensor) -> Tensor:
-        """The pool; if nothing is cached, one with a page that no table refers to."""
+        """Return the pool; if nothing is cached, one with a page that no table refers to."""
         return q.new_empty(1, 2, self.sequences.page_size, *q.shape[1:]) if pool is None else pool
 
 
@@ -180,7 +180,7 @@ class Gathered(Reference):
     """Copies cached and new keys and values together for `hstu_attention`, which does not read pages."""
 
     def attend(self, pool: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As of `Attention`."""
+        """See `Attention`."""
         from attnbench.kernels.hstu.dense.api import hstu_attention
 
         given = self.sequences
@@ -199,7 +199,7 @@ class Gathered(Reference):
         )
 
     def gathered(self, pool: Tensor | None, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of all sequences, cached and new, packed [keys, heads, dim]."""
+        """Return keys and values of all sequences, cached and new, packed [keys, heads, dim]."""
         if not any(self.sequences.cached):
             return k, v
         assert pool is not None
@@ -221,7 +221,7 @@ class Gathered(Reference):
 
     @cached_property
     def _gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Position in the table and slot of each cached key, its row in the copy, and the rows of the new keys."""
+        """Return table position and slot of each cached key, its row in the copy, and the rows of the new keys."""
         given, start, first = self.sequences, 0, 0
         entries: list[np.ndarray] = []
         slots: list[np.ndarray] = []
@@ -246,13 +246,13 @@ def _sent(lists: Sequence[list[np.ndarray]], device: torch.device) -> list[Tenso
 AttentionMaker = Callable[[Sequences], Attention]
 ATTENTIONS: dict[str, AttentionMaker] = {"reference": Reference, "paged": Paged, "gathered": Gathered}
 PADDED = ("paged", "reference")
-"Those that accept padding: rows and sequences beyond a step's own."
+"Attentions that accept padding: rows and sequences beyond a step's own."
 CAPTURED = ("paged",)
-"Those that read all lengths on the device; a CUDA graph of any other would keep the lengths of one step."
+"Attentions that read all lengths on the device; a CUDA graph of any other would keep the lengths of one step."
 
 
 def _branch(x: Tensor) -> torch.cuda.Stream | None:
-    """The stream for a branch of the graph that is captured on the device of x; None: nothing is."""
+    """Return the stream for a branch of the graph being captured on the device of x; None without a capture."""
     return _beside(x.device) if x.is_cuda and torch.cuda.is_current_stream_capturing() else None
 
 
@@ -262,10 +262,10 @@ def _beside(device: torch.device) -> torch.cuda.Stream:
 
 
 def attention_of(name: str | AttentionMaker, sequences: Sequences) -> Attention:
-    """An attention for one step, by name or by a function that creates it.
+    """Return an attention for one step, by name or by a function that creates it.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no attention of that name.
     """
     if not isinstance(name, str):
         return name(sequences)

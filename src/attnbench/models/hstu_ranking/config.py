@@ -32,7 +32,7 @@ class ModelConfig:
     hidden: int
     heads: int
     dim: int
-    "of queries, keys and values of a head"
+    "of a head's queries, keys and values"
     variant: str = "hstu"
     "hstu: SiLU on u, v, q, k, output of LN(a) u (the paper, NVIDIA); stu: SiLU on u, output of u, a, LN(a) u (Meta)"
     items: int
@@ -42,7 +42,7 @@ class ModelConfig:
     context: tuple[int, ...] = ()
     "vocabularies of the context features, one token each at the front of the sequence"
     max_history: int
-    "most items of a history, each with its action"
+    "maximum items of a history, each with its action"
     max_candidates: int
     head: tuple[int, ...]
     "layer sizes of a tower that scores the candidates, outputs last"
@@ -77,7 +77,7 @@ class ModelConfig:
 
     @property
     def tasks(self) -> int:
-        """Logits of a candidate."""
+        """Logits per candidate."""
         return self.head[-1] * self.towers
 
     @property
@@ -87,7 +87,7 @@ class ModelConfig:
 
     @property
     def history_tokens(self) -> int:
-        """Most tokens of context and history."""
+        """Maximum tokens of context and history."""
         return len(self.context) + self.max_history * self.item_tokens
 
     @property
@@ -111,10 +111,10 @@ class ModelConfig:
         return self.vocabulary * self.width + self.history_tokens * self.hidden
 
     def check_cache(self) -> None:
-        """Refuse a cache where it would give wrong scores.
+        """Refuse a cache for a model in which it would give wrong scores.
 
         Raises:
-            UsageError: saying why.
+            UsageError: with the reason.
         """
         if self.recency:
             raise UsageError(refusal(WHO, "cache", self.name, RECENCY_REASON, "no cache with this model"))
@@ -153,7 +153,7 @@ CONFIGS = {
             head=(512, 8),
         ),
         # mlcommons/inference, recommendation/dlrm_v3/configs.py; its 1e9 items and 1e7 users are hashed to
-        # tables that fit a card.
+        # tables that fit a GPU.
         ModelConfig(
             name="dlrm-v3",
             layers=5,
@@ -203,10 +203,10 @@ CONFIGS = {
 
 
 def config_of(name: str) -> ModelConfig:
-    """The configuration with this name.
+    """Return the configuration with this name.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no configuration of that name.
     """
     if name not in CONFIGS:
         raise unknown(WHO, "model", name, CONFIGS)

@@ -31,7 +31,7 @@ from attnbench.models.hstu_ranking.staging import Sizes, Staging
 from attnbench.models.paged_cache import CacheStep, PagedCache
 
 Lengths = tuple[tuple[int, ...], ...]
-"Cached tokens, new tokens and candidates of each user; empty for a bucket that serves many such steps."
+"Cached tokens, new tokens and candidates of each user; empty for a bucket that serves several such combinations."
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class StepGraphs:
 
         Args:
             model: the model whose steps are captured.
-            cache: of the steps; None: nothing is cached.
+            cache: cache of the steps; None: nothing is cached.
             attention: one that reads all lengths from the table on the device.
             capture: whether to capture graphs; None: on a GPU.
             exact: a graph serves only steps of the same lengths, for an attention that takes lengths from the host.
@@ -102,7 +102,7 @@ class StepGraphs:
         """Score the candidates of a batch, like the model itself.
 
         Raises:
-            UsageError: a request or the cache cannot be used; one line says why.
+            UsageError: a request or the cache is invalid; the message is one line.
         """
         histories = self.model.histories(requests, self.cache)
         if self.cache is None:
@@ -113,12 +113,12 @@ class StepGraphs:
 
     @torch.no_grad()
     def run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
-        """Logits [candidates, tasks] of a step; the next step may overwrite them, because graphs share memory.
+        """Return logits [candidates, tasks] of a step; the next step may overwrite them, because graphs share memory.
 
         Args:
-            requests: of the step, already checked.
+            requests: requests of the step, already checked.
             histories: token ids of each request.
-            step: what is cached of them, and in which pages.
+            step: cached tokens and pages of the requests.
         """
         with torch.cuda.device_of(self.model.tokens.positions):  # streams and graphs belong to the current device
             return self._run(requests, histories, step)
@@ -184,7 +184,7 @@ def capture(call: Callable[[], object], memory: Any = None) -> Any:
 
 @cache
 def _aside(device: int) -> torch.cuda.Stream:
-    """The stream to capture on: the current one may be the default stream, which cannot be captured."""
+    """Return the stream to capture on: the current one may be the default stream, which cannot be captured."""
     return torch.cuda.Stream(device)
 
 
@@ -200,7 +200,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """A call as a CUDA graph; each call overwrites the results of the last."""
+    """Return a call as a CUDA graph; each call overwrites the results of the previous one."""
     kept: list[Any] = []
 
     def once() -> None:

@@ -33,7 +33,7 @@ TIMES = 5
 
 @dataclass(frozen=True, slots=True)
 class HostHits:
-    """Called with the work of a step for each user; returns whether to reload what is in host memory."""
+    """Called with the work of a step for each user; returns whether to reload the tokens in host memory."""
 
     tokens: tuple[int, ...]
     "measured lengths in tokens: ascending, above 0"
@@ -55,11 +55,11 @@ class HostHits:
         return self.reloaded_s(users) < self.recomputed_s(users)
 
     def recomputed_s(self, users: Sequence[Ahead]) -> float:
-        """Seconds of a step that recomputes what is in host memory."""
+        """Return the seconds of a step that recomputes the tokens in host memory."""
         return self.least_s + sum(self._computed_s(sum(one)) - self._computed_s(one.cached) for one in users)
 
     def reloaded_s(self, users: Sequence[Ahead]) -> float:
-        """Seconds of a step that reloads it while its layers run."""
+        """Return the seconds of a step that reloads them while its layers run."""
         found = [(sum(one), one.cached + one.on_host) for one in users]
         own = self.least_s + sum(self._computed_s(whole) - self._computed_s(held) for whole, held in found)
         copied = _on_line(sum(one.on_host for one in users), self.tokens, self.reload_s)
@@ -84,7 +84,7 @@ class HostHits:
         return self.tokens[-1] * self.token_bytes / self.recompute_s[-1] / 1e9
 
     def words(self) -> str:
-        """One line for a report."""
+        """Return one line for a report."""
         share = f", {100 * self.reload_gb_s / self.contiguous_gb_s:.0f} % of one copy" if self.contiguous_gb_s else ""
         return (
             f"of {self.tokens[-1]} tokens a user in host memory: reload {1e3 * self.reload_s[-1]:.3g} ms "
@@ -104,8 +104,8 @@ class HostHits:
         """Measure both with one user of a model; takes a few steps.
 
         Args:
-            model: whose keys and values these are.
-            score: runs a step without a cache, in the way that the measured steps run.
+            model: model whose keys and values are copied or computed.
+            score: runs a step without a cache, in the same way as the measured steps.
             page_size: tokens of a page.
             clock: seconds.
         """

@@ -80,7 +80,7 @@ class Layer(nn.Module):
     """One HSTU layer."""
 
     def __init__(self, config: ModelConfig) -> None:
-        """Weights; the input projection has the columns of u, v, q, k in this order."""
+        """Create the weights; the input projection has the columns of u, v, q, k in this order."""
         super().__init__()
         self.heads, self.dim, self.whole = config.heads, config.dim, config.variant == "hstu"
         wide = config.heads * config.dim
@@ -112,9 +112,9 @@ class Layer(nn.Module):
         operations: Operations = PLAIN,
         count: Tensor | None = None,
     ) -> Tensor:
-        """The layer's output from its input [rows, hidden], u, and the attention output [rows, heads, dim].
+        """Return the layer's output from its input [rows, hidden], u, and the attention output [rows, heads, dim].
 
-        The input may be overwritten.  `count` [1]: for how many rows the attention output is valid; None: all.
+        The input may be overwritten.  `count` [1]: number of rows with valid attention output; None: all.
         """
         a = attended.flatten(1) if isinstance(attended, Tensor) else attended
         gated = operations.gate(a, u, self.norm_out, self.whole, count)

@@ -26,7 +26,7 @@ from attnbench.models.paged_cache import CacheStep, Choice, PagedCache
 USUAL_PAGE = 64
 Mark = Callable[[str], AbstractContextManager[object]]
 PREPROCESSING, EMBEDDING, FORWARD = "KV_Cache_Preprocessing", "Embedding", "GR_forward"
-"NVTX ranges of NVIDIA's inference benchmark, put around ours so that captures of both can be compared."
+"NVTX ranges of NVIDIA's inference benchmark, used here too so that captures of both can be compared."
 
 
 class HstuRanking(nn.Module):
@@ -44,9 +44,9 @@ class HstuRanking(nn.Module):
 
         Args:
             config: sizes.
-            seed: of the weights.
-            dtype: of weights and activations.
-            device: of the weights.
+            seed: seed of the weights.
+            dtype: dtype of weights and activations.
+            device: device of the weights.
         """
         super().__init__()
         self.config = config
@@ -79,7 +79,7 @@ class HstuRanking(nn.Module):
         return self.tokens.positions.dtype
 
     def in_precision(self, dtype: torch.dtype) -> HstuRanking:
-        """A copy that computes in another precision, entirely in torch.
+        """Return a copy that computes in another precision, entirely in torch.
 
         It shares the token table, of which it converts the rows it uses.
         """
@@ -101,7 +101,7 @@ class HstuRanking(nn.Module):
         offload_chunk: int = 1,
         poison: bool = False,
     ) -> PagedCache:
-        """A cache for this model; arguments as of `PagedCache`.
+        """A cache for this model; see `PagedCache` for the arguments.
 
         Raises:
             UsageError: this model does not support a cache, or a number is invalid.
@@ -141,7 +141,7 @@ class HstuRanking(nn.Module):
         """Score the candidates of a batch.
 
         Args:
-            requests: of different users.
+            requests: requests of different users.
             cache: keys and values of earlier requests, to which those of these requests are added; None: no cache.
             attention: a name in `attention.ATTENTIONS`, or a function that creates another for a step's sequences.
 
@@ -182,7 +182,7 @@ class HstuRanking(nn.Module):
         return [self._history(request) for request in requests]
 
     def uncached(self, requests: Sequence[Request], histories: Sequence[np.ndarray]) -> CacheStep:
-        """A step without cached tokens."""
+        """Return a step without cached tokens."""
         lengths, targets = [len(history) for history in histories], [len(one.candidates) for one in requests]
         nothing: list[list[int]] = [[] for _ in requests]
         return CacheStep([one.user for one in requests], [0] * len(lengths), lengths, targets, nothing)
@@ -195,7 +195,7 @@ class HstuRanking(nn.Module):
         attention: str | AttentionMaker,
         cache: PagedCache | None = None,
     ) -> Prepared:
-        """Drop what is cached, copy the rest to the device, and create the attention.
+        """Select the rows that are not cached, copy them to the device, and create the attention.
 
         Raises:
             UsageError: there is no such attention.
@@ -207,7 +207,7 @@ class HstuRanking(nn.Module):
     def prepared(
         self, staging: Staging, step: CacheStep, attention: str | AttentionMaker, cache: PagedCache | None = None
     ) -> Prepared:
-        """A step whose rows and table are in a staging buffer, now or before it is run.
+        """Return a step whose rows and table are in a staging buffer by the time it runs.
 
         Raises:
             UsageError: there is no such attention.
@@ -231,7 +231,7 @@ class HstuRanking(nn.Module):
 
     @torch.no_grad()
     def run(self, prepared: Prepared, mark: Mark = nullcontext) -> Tensor:
-        """Logits [candidates, tasks] of a prepared step; does not synchronize with the device.
+        """Return logits [candidates, tasks] of a prepared step; does not synchronize with the device.
 
         Args:
             prepared: the step.
@@ -282,7 +282,7 @@ class Prepared:
     "whether the append is a branch of a captured graph, beside attention (`Paged.append_aside`)"
 
     def in_graph(self) -> Prepared:
-        """The same to be captured: for every step, whether or not anything comes from host memory; the append aside."""
+        """Return a copy to be captured: it also waits for copies from host memory, and appends in parallel."""
         if self.cache is None:
             return self
         return replace(self, waits=self.cache.wait_layer, appends_silu=False, aside=self.joined is not None)
@@ -305,6 +305,6 @@ class Prepared:
         return attend(None if self.cache is None else self.cache.pool[layer], q, k, v)
 
     def join(self, x: Tensor) -> None:
-        """After attention: what is launched next on the device of x also follows an append aside."""
+        """After attention: later launches on the device of x also wait for `append_aside`."""
         if self.aside and self.joined is not None:
             self.joined.join(x)

@@ -1,4 +1,4 @@
-"""Elementwise and row-wise operations of a model: in torch, or by our kernels in one launch each.
+"""Elementwise and row-wise operations of a model: in torch, or by attnbench's kernels in one launch each.
 
 A model on a GPU uses the kernels, elsewhere torch.  The reference result, in fp64, is always computed by torch.
 """
@@ -54,36 +54,36 @@ class Plain:
     joins = False
 
     def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         x = functional.embedding(ids, table).to(places.dtype)
         return x * x.shape[1] ** 0.5 + functional.embedding(positions, places)
 
     def norm(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         normed: Tensor = norm(x)
         return normed
 
     def silu(self, x: Tensor) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         return functional.silu(x)
 
     def gate(self, a: Tensor | Parts, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         assert isinstance(a, Tensor)
         s = functional.silu(u)
         gated: Tensor = norm(a) * s
         return gated if whole else torch.cat([s, a, gated], dim=1)
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         return x + functional.linear(y, weight)
 
     def unit(self, x: Tensor, rows: Tensor) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         return functional.normalize(x.index_select(0, rows), dim=1, eps=1e-6)
 
     def tower(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         y = functional.relu(x).unflatten(1, (weight.shape[0], weight.shape[2])).transpose(0, 1)
         return torch.baddbmm(bias[:, None], y, weight.mT).transpose(0, 1).flatten(1)
 
@@ -95,41 +95,41 @@ class Fused:
     joins = True
 
     def embed(self, ids: Tensor, positions: Tensor, table: Tensor, places: Tensor) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         from attnbench.kernels.hstu.layer.api import embed
 
         return embed(ids, positions, table, places, scale=table.shape[1] ** 0.5)
 
     def norm(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         from attnbench.kernels.hstu.layer.api import norm as normed
 
         return normed(x, norm.weight, norm.bias, eps=norm.eps)
 
     def silu(self, x: Tensor) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         from attnbench.kernels.hstu.layer.api import silu
 
         return silu(x)
 
     def gate(self, a: Tensor | Parts, u: Tensor, norm: nn.LayerNorm, whole: bool, count: Tensor | None) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         from attnbench.kernels.hstu.layer.api import gate
 
         return gate(a, u, norm.weight, norm.bias, eps=norm.eps, whole=whole, count=count)
 
     def add(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         return x.addmm_(y, weight.t())  # in place: otherwise torch would first copy x
 
     def unit(self, x: Tensor, rows: Tensor) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         from attnbench.kernels.hstu.layer.api import pick
 
         return pick(x, rows, eps=1e-6)
 
     def tower(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """As of `Operations`."""
+        """See `Operations`."""
         from attnbench.kernels.hstu.layer.api import tower
 
         return tower(x, weight, bias)

@@ -1,18 +1,18 @@
 """A paged cache of keys and values: one pool on the device, a page table per user, optionally a second tier in host memory.
 
-A step of a batch goes like this:
+A step of a batch runs as follows:
 
     with cache.step(users, histories, targets) as step:      # look up, evict, allocate; pins the users
         for layer in …: step.wait_layer(layer); append new history; attend over a table of step
-                                                              # left without an error: the new history is cached
-                                                              # left with one: as if the step had never been
+                                                              # exit without an error: the new history is cached
+                                                              # exit with an error: the cache is as before the step
 
-What a history finds: on the device, where the cached tokens are its first ones (a hit); in host memory likewise (a host
-hit: the pages are copied in beside the step); nothing otherwise.  If a history is shorter than what is cached, or
-has other first tokens, the cached entry is dropped and the whole history computed again.
+A lookup finds a hit if the cached tokens on the device are the first tokens of the history; a host hit if those in
+host memory are (their pages are copied in during the step); otherwise nothing.  If a history is shorter than the cached
+entry, or begins with other tokens, the entry is dropped and the whole history computed again.
 
-Evicted are whole users, the least recently used first; never one of the batch, of a step that runs, or with a transfer
-under way.  Candidates are never cached.  Not thread-safe.
+Whole users are evicted, least recently used first, but never a user of the batch, of a running step or with a pending
+transfer.  Candidates are never cached.  Not thread-safe.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ class PagedCache:
         owner: object = None,
         transfers: Any = Transfers,
     ) -> None:
-        """An empty cache; its memory is taken here and nowhere else.
+        """Create an empty cache; all its memory is allocated here.
 
         Args:
-            layers: of the model.
-            heads: of keys and values.
-            dim: of a head.
-            pages: in the pool.
-            page_size: tokens of a page: 32, 64 or 128.
-            dtype: of keys and values.
-            device: of the pool.
+            layers: layers of the model.
+            heads: heads of keys and values.
+            dim: dimension of a head.
+            pages: pages in the pool.
+            page_size: tokens per page: 32, 64 or 128.
+            dtype: dtype of keys and values.
+            device: device of the pool.
             host_pages: pages of host memory; 0: no offload.
-            reload: take host hits; without, host memory is filled but such tokens are computed again.  Or what decides:
-                called with what a step has to do for each of its users.
-            offload_chunk: tokens of a user that have to be new before they are copied out.
-            poison: write NaN to pages that are freed, and to all at first: a stale read shows.
-            owner: what the values depend on beside token ids; kept for whoever made the cache.
-            transfers: makes the copies, as `Transfers` does.
+            reload: whether to use host hits; if False, host memory is filled but its tokens are computed again.  Or a
+                function that decides, called with the work of a step for each of its users.
+            offload_chunk: new tokens of a user that trigger a copy to the host.
+            poison: write NaN to all pages at first and to freed pages, so that a stale read is visible.
+            owner: what the values depend on besides token ids; stored for the creator of the cache.
+            transfers: creates the copies, as `Transfers` does.
 
         Raises:
-            UsageError: a number cannot be used.
+            UsageError: a number is invalid.
         """
         numbers = {"layers": layers, "heads": heads, "dim": dim, "pages": pages, "offload_chunk": offload_chunk}
         for name, value in numbers.items():
@@ -89,7 +89,7 @@ class PagedCache:
         shape = (2, page_size, heads, dim)
         self.page_size, self.counts, self.owner = page_size, Counts(), owner
         self.pool = torch.zeros((layers, pages, *shape), dtype=dtype, device=device)
-        "[layers, pages, 2, page_size, heads, dim]; [layer] is what the kernels take"
+        "[layers, pages, 2, page_size, heads, dim]; kernels take [layer]"
         self.host = torch.zeros((layers, host_pages, *shape), dtype=dtype, pin_memory=self.pool.device.type == "cuda")
         self._poison, self._chunk = poison, offload_chunk
         self.reload = reload
@@ -107,11 +107,11 @@ class PagedCache:
 
     @property
     def users(self) -> dict[int, int]:
-        """Users on the device and how many of their tokens are cached, the least recently used first."""
+        """Users on the device and the number of their cached tokens, least recently used first."""
         return {user: entry.length for user, entry in self._device_tier.entries.items()}
 
     def held(self, user: int) -> tuple[int, int]:
-        """Tokens of a user on the device and in host memory, what is on its way there included."""
+        """Tokens of a user on the device and in host memory, including pending copies to it."""
         entries = [tier.entries.get(user) for tier in (self._device_tier, self._host_tier)]
         arriving = [length for moving in self._moving for held, length, _ in moving.arrives or [] if held is entries[1]]
         device, host = (0 if entry is None else entry.length for entry in entries)
@@ -121,15 +121,15 @@ class PagedCache:
     def step(
         self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int]
     ) -> Iterator[CacheStep]:
-        """Run a step: the new history is cached when the block ends, and forgotten when it ends with an error.
+        """Run a step: the new history is cached when the block ends, and dropped if it ends with an error.
 
         Args:
-            users: of the batch, each once.
-            histories: int64 [tokens] of each user: ids of all tokens of the history, cached or not.
-            targets: candidates of each user.
+            users: users of the batch, each once.
+            histories: int64 [tokens] for each user: ids of all tokens of the history, cached or not.
+            targets: number of candidates of each user.
 
         Raises:
-            UsageError: a user is there twice or in another running step, or the pool has not the pages; nothing has
+            UsageError: a user occurs twice or is in another running step, or the pool has too few pages; nothing has
                 changed then.
         """
         if not len(users) == len(histories) == len(targets) or min(targets, default=0) < 0:
@@ -157,12 +157,12 @@ class PagedCache:
         self._poll()
 
     def wait_layer(self, layer: int) -> None:
-        """Let the device wait for one layer of whatever comes from host memory; may be captured in a CUDA graph."""
+        """Let the device wait for one layer of all copies from host memory; may be captured in a CUDA graph."""
         if self._transfers is not None:
             self._transfers.wait_layer(layer)
 
     def copy_in(self, pages: int) -> None:
-        """Copy so many pages from host memory and wait for them: what this takes; of a cache that nobody uses."""
+        """Copy this many pages from host memory and wait, to measure the time; only for an unused cache."""
         self._transfers.reload(list(range(pages)), list(range(pages))).wait()
 
     def truncate(self, user: int, tokens: int) -> None:
@@ -181,7 +181,7 @@ class PagedCache:
                 tier.shrink(user)
 
     def evict(self, user: int) -> None:
-        """Free a user's pages on the device; host memory keeps what it has.  Waits for the user's transfers.
+        """Free a user's pages on the device, but not those in host memory.  Waits for the user's transfers.
 
         Raises:
             UsageError: the user is in a running step.
@@ -192,7 +192,7 @@ class PagedCache:
             self.counts.evicted_users += 1
 
     def _idle(self, user: int) -> None:
-        """See that nothing uses a user's pages any longer."""
+        """Wait until no transfer uses a user's pages; refuse a user in a running step."""
         if user in self._running:
             raise UsageError(refusal(WHO, "user", user, "is in a running step", "one that no step uses"))
         held = [tier.entries[user] for tier in (self._device_tier, self._host_tier) if user in tier.entries]
@@ -204,7 +204,7 @@ class PagedCache:
     # ── the parts of a step ────────────────────────────────────────────────────────────────────────
 
     def lookup(self, users: Sequence[int], histories: Sequence[np.ndarray]) -> list[int | None]:
-        """Tokens of each history that the device holds; None: what it holds is not how the history begins."""
+        """Return the cached tokens of each history on the device; None if the history does not begin with them."""
         entries = self._device_tier.entries
         held = [entries.get(user) for user in users]
         return [
@@ -215,16 +215,16 @@ class PagedCache:
     def allocate(
         self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int], found: Sequence[int | None]
     ) -> CacheStep:
-        """Give a batch its pages and start what comes from host memory: the first part of `step`.
+        """Assign pages to a batch and start copies from host memory: the first part of `step`.
 
         Args:
-            users: as of `step`.
-            histories: as of `step`.
-            targets: as of `step`.
-            found: what `lookup` has found.
+            users: see `step`.
+            histories: see `step`.
+            targets: see `step`.
+            found: result of `lookup`.
 
         Raises:
-            UsageError: as of `step`.
+            UsageError: see `step`.
         """
         self._poll()
         tier, keep = self._device_tier, set(users)
@@ -241,7 +241,7 @@ class PagedCache:
         for user in victims:
             tier.drop(user)
             self.counts.evicted_users += 1
-        # From here on nothing is refused.
+        # From here on nothing raises a refusal.
         self._running |= keep
         try:
             return self._take(users, histories, targets)
@@ -253,7 +253,7 @@ class PagedCache:
             raise
 
     def _take(self, users: Sequence[int], histories: Sequence[np.ndarray], targets: Sequence[int]) -> CacheStep:
-        """Give the batch its pages, start what comes from the host, and only then pin and count."""
+        """Assign pages to the batch, start copies from the host, and only then pin and count."""
         tier = self._device_tier
         before: list[int] = []
         entries: list[Entry] = []
@@ -284,7 +284,7 @@ class PagedCache:
         return step
 
     def _room(self, users: Sequence[int], histories: Sequence[np.ndarray], stale: list[int]) -> list[int]:
-        """Users to evict so that the batch fits, or a refusal that changes nothing; waits for transfers if it must."""
+        """Return the users to evict for the batch, or refuse without a change; waits for transfers if needed."""
         tier = self._device_tier
         whole = sum(tier.needed(len(history)) for history in histories)
         if whole > tier.pages:
@@ -317,7 +317,7 @@ class PagedCache:
             self._poll()
 
     def commit(self, step: CacheStep, histories: Sequence[np.ndarray]) -> None:
-        """Keep the new history of a step that has run."""
+        """Cache the new history of a completed step."""
         self._running -= set(step.users)
         self._poll()
         for user, history in zip(step.users, histories, strict=True):
@@ -330,7 +330,7 @@ class PagedCache:
             self._offload(step.users)
 
     def abort(self, step: CacheStep) -> None:
-        """Forget the new history of a step that has not run to its end."""
+        """Drop the new history of a step that failed."""
         self._running -= set(step.users)
         self.counts.failed_steps += 1
         for user in step.users:
@@ -338,7 +338,7 @@ class PagedCache:
             self._device_tier.shrink(user)
 
     def _drop_stale(self, tier: Tier, user: int) -> None:
-        """Forget what a history does not continue; a transfer that uses it is waited for."""
+        """Drop an entry that the history does not continue, after waiting for its transfers."""
         entry = tier.entries[user]
         for moving in self._moving:
             if any(one is entry for one in moving.pinned):
@@ -353,7 +353,7 @@ class PagedCache:
     def _bring(
         self, users: Sequence[int], entries: Sequence[Entry], histories: Sequence[np.ndarray], targets: Sequence[int]
     ) -> None:
-        """Start to copy in what host memory has of some histories; an entry's length says what will be there."""
+        """Start copies from host memory for some histories; an entry's length includes the tokens to come."""
         tier = self._host_tier
         found: list[tuple[Entry, Entry, int]] = []
         ahead: list[Ahead] = []
@@ -376,7 +376,7 @@ class PagedCache:
                 [page for entry, _, count in found for page in entry.pages[:count]],
             )
         except RuntimeError:
-            # What was started must not write behind what is computed now.
+            # A copy that has started must not overwrite values computed now.
             self._transfers.drain()
             self.counts.failed_transfers += 1
             return
@@ -385,7 +385,7 @@ class PagedCache:
         self._start(ticket, [one for entry, held, _ in found for one in (entry, held)], None)
 
     def _offload(self, users: Sequence[int]) -> None:
-        """Start to copy out what host memory has not yet of some users."""
+        """Start copies to host memory of the tokens of some users that it lacks."""
         leaving = [one for user in users if (one := self._leaving(user, users)) is not None]
         if not leaving:
             return
@@ -398,7 +398,7 @@ class PagedCache:
             self._transfers.drain()
             self.counts.failed_transfers += 1
             for one in leaving:
-                # The page that was partly filled may be half written: only whole pages before it still count.
+                # The partly filled page may be half written: only full pages before it still count.
                 one.held.length -= one.held.length % self.page_size
                 one.held.tokens = one.held.tokens[: one.held.length]
                 self._host_tier.shrink(one.user)
@@ -411,11 +411,11 @@ class PagedCache:
         )
 
     def _leaving(self, user: int, keep: Sequence[int]) -> Leaving | None:
-        """Give a user host pages for what is to be copied out; None: nothing is, or there is no room for it."""
+        """Assign host pages to a user's tokens to copy out; None if there are none, or no room for them."""
         source, tier = self._device_tier.entries.get(user), self._host_tier
         held = tier.entries.get(user)
         if source is None or any(one is held for moving in self._moving for one in moving.pinned):
-            return None  # the next step of this user brings the rest
+            return None  # a later step of this user copies the rest
         if held is not None and not held.holds(source.tokens):
             self._drop_stale(tier, user)
             held = None
@@ -430,7 +430,7 @@ class PagedCache:
             tier.drop(victim)
         held = tier.grow(user, source.length)
         tier.touch(user)
-        # The page that was partly filled is copied again.
+        # The partly filled page is copied again.
         return Leaving(user, source, held, slice(before // self.page_size, tier.needed(source.length)))
 
     def _start(self, ticket: Ticket, pinned: list[Entry], arrives: list[tuple[Entry, int, np.ndarray]] | None) -> None:
@@ -439,7 +439,7 @@ class PagedCache:
         self._moving.append(Moving(ticket, pinned, arrives))
 
     def _poll(self) -> None:
-        """Take note of transfers that are over."""
+        """Handle finished transfers."""
         over = [moving for moving in self._moving if moving.ticket.done()]
         for moving in over:
             for entry in moving.pinned:

@@ -1,6 +1,6 @@
-"""Integer arrays of a step in one int32 buffer on the device, so that one copy brings all of them.
+"""Pack the integer arrays of a step into one int32 buffer on the device, so that one copy transfers all.
 
-The buffer may be made for a step, or for a CUDA graph that reads the same addresses in every step.
+The buffer may belong to one step, or to a CUDA graph that reads the same addresses in every step.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 ALIGNED = 4
-"Numbers that each array is padded to: 16 bytes, or kernels would be compiled for each alignment."
+"Each array is padded to a multiple of this (16 bytes); otherwise kernels would be compiled for each alignment."
 
 Parts = Mapping[str, Sequence["np.ndarray | Sequence[int]"]]
-"By array: what stands in it, one part after another."
+"Contents of each array, as consecutive parts."
 
 
 class Packing:
-    """Where each array lies in the buffer."""
+    """The position of each array in the buffer."""
 
     def __init__(self, lengths: Mapping[str, int]) -> None:
-        """One after another, each aligned.
+        """Place arrays one after another, each aligned.
 
         Args:
-            lengths: numbers of each array.
+            lengths: length of each array.
         """
         self._places: dict[str, tuple[int, int, int]] = {}
         start = 0
@@ -36,17 +36,17 @@ class Packing:
         self.length = start
 
     def empty(self, device: torch.device) -> Tensor:
-        """A buffer: int32 [length]."""
+        """Return a new buffer: int32 [length]."""
         return torch.empty(self.length, dtype=torch.int32, device=device)
 
     def views(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The arrays in a buffer, by name."""
+        """Return the arrays in a buffer, by name."""
         return {name: buffer[start:stop] for name, (start, stop, _) in self._places.items()}
 
     def fill(self, parts: Parts, buffer: Tensor) -> None:
-        """Write all arrays by one copy that the host does not wait for; what parts leave of an array is 0."""
+        """Write all arrays by one asynchronous copy; the rest of an array after its parts is 0."""
         on_card = buffer.device.type == "cuda"
-        # Pinned memory comes from torch's cache, which gives it to nobody else before the copy is over.
+        # Pinned memory comes from torch's cache, which does not reuse it before the copy is over.
         staged = torch.empty(self.length, dtype=torch.int32, pin_memory=True) if on_card else buffer
         numbers = staged.numpy()
         for name, (start, stop, following) in self._places.items():
@@ -61,7 +61,7 @@ class Packing:
 
 
 def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """int64 tensors of arrays, by one copy that the host does not wait for."""
+    """Return int64 tensors of arrays, transferred by one asynchronous copy."""
     packed = torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *arrays]))
     if device.type == "cuda":
         packed = packed.pin_memory().to(device, non_blocking=True)

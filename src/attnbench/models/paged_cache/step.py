@@ -1,4 +1,4 @@
-"""What a running step may use, what transfers keep in place, and what a cache counts."""
+"""The data of a running step, of transfers, and the counters of a cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnbench.models.paged_cache.transfers import Ticket
 
 @dataclass(slots=True)
 class Counts:
-    """What steps found, in tokens of history: hit + host_hit + missed = tokens, failed steps included."""
+    """Results of lookups in tokens of history: hit + host_hit + missed = tokens, including failed steps."""
 
     steps: int = 0
     failed_steps: int = 0
@@ -23,27 +23,27 @@ class Counts:
     missed: int = 0
     evicted_users: int = 0
     stale_users: int = 0
-    "dropped because a history had shrunk or differed, on the device or in host memory"
+    "dropped because a history was shorter or differed, on the device or in host memory"
     offloaded: int = 0
     "tokens copied to host memory"
     not_offloaded: int = 0
-    "tokens that host memory had no room for"
+    "tokens for which host memory had no room"
     failed_transfers: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """By name."""
+        """Return the counters by name."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 @dataclass(slots=True)
 class CacheStep:
-    """What a running step may use."""
+    """The data of a running step."""
 
     users: list[int]
     cached: list[int]
     "tokens of each user that need not be computed"
     new: list[int]
-    "tokens of history that do"
+    "tokens of history to compute"
     targets: list[int]
     "candidates"
     pages: list[list[int]]
@@ -52,44 +52,44 @@ class CacheStep:
 
     @property
     def max_new(self) -> int:
-        """Most rows of a user: new history and candidates."""
+        """Maximum rows of a user: new history and candidates."""
         return max(map(sum, zip(self.new, self.targets, strict=True)), default=0)
 
     @property
     def max_cached(self) -> int:
-        """Most cached tokens of a user."""
+        """Maximum cached tokens of a user."""
         return max(self.cached, default=0)
 
     def wait_layer(self, layer: int) -> None:
-        """Let the device wait until what is copied in from the host is there, for one layer; the host goes on."""
+        """Let the device wait for the copies from host memory of one layer; the host does not wait."""
         for ticket in self.tickets:
             ticket.wait_layer(layer)
 
 
 class Ahead(NamedTuple):
-    """What a step has to do for a user, as long as it is open whether tokens come from host memory."""
+    """The work of a step for a user, before the decision whether to reload tokens from host memory."""
 
     cached: int
     "tokens on the device"
     on_host: int
-    "tokens behind them that are in host memory"
+    "tokens after them that are in host memory"
     rows: int
-    "new history and candidates, which are computed in any case"
+    "new history and candidates, computed in any case"
 
 
 @dataclass(slots=True)
 class Moving:
-    """A transfer under way and what it keeps from being evicted."""
+    """A pending transfer and the entries that it protects from eviction."""
 
     ticket: Ticket
     pinned: list[Entry]
     arrives: list[tuple[Entry, int, np.ndarray]] | None = None
-    "of an offload: what entries of host memory hold when it is over; None: it goes to the device"
+    "for an offload: the contents of host entries once it is over; None for a copy to the device"
 
 
 @dataclass(slots=True)
 class Leaving:
-    """What of a user is to be copied out."""
+    """Tokens of a user to copy to host memory."""
 
     user: int
     source: Entry

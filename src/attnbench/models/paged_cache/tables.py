@@ -1,4 +1,4 @@
-"""The table of a step as the kernels take it: made on the host from lengths it knows."""
+"""The table of a step for the kernels, built on the host."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ ARRAYS = ("offsets", "cached", "indptr", "num_targets", "indices")
 
 
 def table_lengths(batch: int, entries: int) -> dict[str, int]:
-    """Numbers of each array of a table.
+    """Return the length of each array of a table.
 
     Args:
-        batch: sequences.
-        entries: pages of all of them.
+        batch: number of sequences.
+        entries: number of pages of all sequences.
     """
     return {"offsets": batch + 1, "cached": batch, "indptr": batch + 1, "num_targets": batch, "indices": entries}
 
 
 def table_parts(step: CacheStep, batch: int) -> dict[str, list[Sequence[int]]]:
-    """What stands in the arrays of a table.
+    """Return the contents of the arrays of a table.
 
     Args:
-        step: what it is a table of.
-        batch: sequences that the table has room for; those beyond the step's own have no rows and no pages.
+        step: the step.
+        batch: number of sequences in the table; those beyond the step's own have no rows and no pages.
     """
     offsets = list(accumulate(map(sum, zip(step.new, step.targets, strict=True)), initial=0))
     indptr = list(accumulate(map(len, step.pages), initial=0))
@@ -45,12 +45,12 @@ def table_parts(step: CacheStep, batch: int) -> dict[str, list[Sequence[int]]]:
 
 
 def table_of(arrays: Mapping[str, Tensor], *, max_new: int, max_cached: int) -> Step:
-    """A table of arrays on the device, under bounds of the rows and the cached tokens of a sequence."""
+    """Return a table of arrays on the device, with upper bounds of a sequence's rows and cached tokens."""
     return Step(**{name: arrays[name] for name in ARRAYS}, max_new=max_new, max_cached=max_cached)
 
 
 def make_table(step: CacheStep, device: torch.device) -> Step:
-    """The table of one step by itself."""
+    """Return the table of a single step."""
     packing = Packing(table_lengths(len(step.users), sum(map(len, step.pages))))
     buffer = packing.empty(device)
     packing.fill(table_parts(step, len(step.users)), buffer)

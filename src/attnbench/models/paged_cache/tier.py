@@ -1,8 +1,8 @@
-"""Which user holds which pages of one memory (device or host).  Bookkeeping alone: no tensor, no page is touched here.
+"""Bookkeeping of the users and pages of one memory (device or host); no tensor or page is accessed here.
 
 An entry says that its pages hold the keys and values of the first `length` tokens of a user, and which tokens these
-were.  The ids themselves are kept as the fingerprint: 8 bytes a token beside kilobytes of keys and values, compared
-by one pass over memory, and two histories never look the same by chance.
+are.  Token ids serve as their own fingerprint: 8 bytes per token, against kilobytes of keys and values, compared in one
+pass over memory, and without collisions.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ NO_TOKENS: np.ndarray = np.empty(0, dtype=np.int64)
 
 @dataclass(slots=True)
 class Entry:
-    """What a tier holds of one user."""
+    """The tokens of one user in a tier."""
 
     pages: list[int] = field(default_factory=list)
-    "in the order of the tokens; may be more than `length` needs while a step runs"
+    "in token order; may be more than `length` needs during a step"
     length: int = 0
-    "tokens whose keys and values are there"
+    "tokens whose keys and values are stored"
     tokens: np.ndarray = field(default_factory=lambda: NO_TOKENS)
     "int64 [length]: their ids"
     pins: int = 0
-    "running steps and transfers that use the pages: not evicted while there are any"
+    "number of running steps and transfers that use the pages; not evicted unless 0"
 
     def holds(self, tokens: np.ndarray) -> bool:
-        """Whether a history begins with what is held: neither shorter nor different."""
+        """Return whether a history begins with the stored tokens."""
         return self.length <= len(tokens) and bool((self.tokens == tokens[: self.length]).all())
 
 
 class Tier:
-    """Pages of one memory and the users who hold them, the least recently used first."""
+    """Pages of one memory and the users who hold them, least recently used first."""
 
     def __init__(self, pages: int, page_size: int, freed: Callable[[list[int]], None]) -> None:
-        """All pages free.
+        """Create a tier with all pages free.
 
         Args:
-            pages: in all.
-            page_size: tokens of a page.
-            freed: called with pages that nobody holds any longer, before anyone else gets them.
+            pages: number of pages.
+            page_size: tokens per page.
+            freed: called with pages that become free, before they are reused.
         """
         self.pages, self.page_size = pages, page_size
         self.free = list(range(pages))[::-1]
@@ -51,15 +51,15 @@ class Tier:
         self._freed = freed
 
     def needed(self, tokens: int) -> int:
-        """Pages that so many tokens take."""
+        """Return the number of pages for this many tokens."""
         return -(-tokens // self.page_size)
 
     def victims(self, wanted: int, keep: Collection[int]) -> list[int] | None:
-        """Users to evict so that `wanted` pages are free, the least recently used first; None: there are not so many.
+        """Return users to evict so that `wanted` pages are free, least recently used first; None if impossible.
 
         Args:
-            wanted: pages.
-            keep: users not to evict, beside those in use.
+            wanted: number of pages.
+            keep: users not to evict, besides those in use.
         """
         found: list[int] = []
         missing = wanted - len(self.free)
@@ -74,7 +74,7 @@ class Tier:
         return ((user, entry) for user, entry in self.entries.items() if not entry.pins and user not in keep)
 
     def grow(self, user: int, tokens: int) -> Entry:
-        """Give a user pages for so many tokens, out of the free ones, of which there must be enough."""
+        """Assign a user pages for this many tokens; there must be enough free pages."""
         entry = self.entries.get(user)
         if entry is None:
             entry = self.entries[user] = Entry()
@@ -86,7 +86,7 @@ class Tier:
         return entry
 
     def shrink(self, user: int) -> None:
-        """Take back the pages behind a user's `length`; all of them: the user is gone."""
+        """Free the pages after a user's `length`; if that is all of them, forget the user."""
         entry = self.entries[user]
         kept = self.needed(entry.length)
         self._free(entry.pages[kept:])
@@ -95,7 +95,7 @@ class Tier:
             del self.entries[user]
 
     def drop(self, user: int) -> int:
-        """Free all pages of a user that nothing uses, and forget the user; how many pages that were."""
+        """Free all pages of an unused user, forget the user, and return the number of pages."""
         entry = self.entries[user]
         assert not entry.pins
         del self.entries[user]

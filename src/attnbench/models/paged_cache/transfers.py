@@ -1,9 +1,9 @@
-"""Pages between device and host memory.
+"""Copies of pages between device and host memory.
 
-On a card both ways have a stream of their own, and a step waits on the device, layer by layer.  Pages come in by one
-kernel a layer that reads pinned host memory, in whatever order they lie.  They leave by way of a contiguous buffer on
-the device, in runs of neighbouring host pages, which the copy engine takes without a kernel.  One copy per page would be
-several times slower over PCIe.  On a CPU the same calls copy at once.
+On a GPU each direction has its own stream, and a step waits on the device, layer by layer.  Pages come in by one kernel
+per layer, which reads pinned host memory in any order of pages.  They go out through a contiguous buffer on the device,
+in runs of adjacent host pages, which the copy engine copies without a kernel.  One copy per page would be several times
+slower over PCIe.  On a CPU the same calls copy synchronously.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnbench.models.paged_cache.packing import send
 
 
 class Ticket:
-    """A transfer that was started."""
+    """A transfer that has started."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class Ticket:
         layers: Sequence[torch.cuda.Event] = (),
         device: torch.device | None = None,
     ) -> None:
-        """Started on a stream.
+        """Store the events of a transfer.
 
         Args:
-            over: behind all of it; None: it is over.
-            layers: behind each layer of what goes to the device.
-            device: whose current stream waits; None: torch's current device.
+            over: event after the whole transfer; None: it is over.
+            layers: event after each layer of a copy to the device.
+            device: device whose current stream waits; None: torch's current device.
         """
         self._over, self._layers, self._device = over, layers, device
 
@@ -56,28 +56,28 @@ class Transfers:
     """Copies of pages between two pools [layers, pages, 2, page_size, H, D]."""
 
     def __init__(self, pool: Tensor, host: Tensor) -> None:
-        """Nothing under way.
+        """Create the streams and events.
 
         Args:
-            pool: on the device.
-            host: in host memory, pinned where the device is a card.
+            pool: pool on the device.
+            host: pool in host memory, pinned if the device is a GPU.
         """
         self.pool, self.host = pool, host
         self._on_card = pool.device.type == "cuda"
         self._in = torch.cuda.Stream(pool.device) if self._on_card else None
         self._out = torch.cuda.Stream(pool.device) if self._on_card else None
-        # The same events for all that comes in: copies of one stream are over in turn, so who waits for a later one
-        # waits for all before it.  External: a graph that waits for one waits for its last record in every replay.
+        # All copies to the device use the same events: copies of one stream finish in order, so waiting for a later one
+        # includes all before it.  External: a captured wait waits for the last record at each replay.
         self._arrived = [torch.cuda.Event(external=True) for _ in pool] if self._on_card else []
         with torch.cuda.device_of(pool):  # an event belongs to the device of its first record
             for event in self._arrived:
                 event.record()
 
     def reload(self, host_pages: list[int], pages: list[int]) -> Ticket:
-        """Start to copy host pages to as many device pages.
+        """Start to copy host pages to the same number of device pages.
 
         Raises:
-            RuntimeError: memory for the copy is not there; pages may have been written in part.
+            RuntimeError: memory for the copy is not available; some pages may have been written.
         """
         with self._behind_current(self._in):
             source, to = send([np.asarray(some, dtype=np.int64) for some in (host_pages, pages)], self.pool.device)
@@ -92,10 +92,10 @@ class Transfers:
             return Ticket(self._mark(), self._arrived, self.pool.device)
 
     def offload(self, pages: list[int], host_pages: list[int]) -> Ticket:
-        """Start to copy device pages to as many host pages.
+        """Start to copy device pages to the same number of host pages.
 
         Raises:
-            RuntimeError: memory for the copy is not there; host pages may have been written in part.
+            RuntimeError: memory for the copy is not available; some host pages may have been written.
         """
         with self._behind_current(self._out):
             (source,) = send([np.asarray(pages, dtype=np.int64)], self.pool.device)
@@ -107,12 +107,12 @@ class Transfers:
             return Ticket(self._mark())
 
     def wait_layer(self, layer: int) -> None:
-        """Let the current stream wait for one layer of all that was started to come in; may be captured in a graph."""
+        """Let the current stream wait for one layer of all copies to the device; may be captured in a graph."""
         if self._arrived:
             torch.cuda.current_stream(self.pool.device).wait_event(self._arrived[layer])
 
     def drain(self) -> None:
-        """Wait on the host until nothing is under way."""
+        """Wait on the host until no transfer is pending."""
         for stream in (self._in, self._out):
             if stream is not None:
                 stream.synchronize()
@@ -132,7 +132,7 @@ class Transfers:
 
 
 def runs(pages: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Runs of neighbours in a list of pages: place in the list, first page, how many."""
+    """Return runs of adjacent pages in a list: place in the list, first page, count."""
     found = []
     for _, group in groupby(enumerate(pages), key=lambda one: one[1] - one[0]):
         members = list(group)

@@ -1,9 +1,9 @@
-"""The attention of a video transformer, exchangeable: processors of ours that call one function for all layers.
+"""Exchangeable attention of a video transformer: processors that call one function for all layers.
 
-diffusers' own processors call torch's attention themselves (CogVideoX, for which `set_attention_backend` has no effect)
-or choose among backends by an enumeration that takes no further ones (Wan).  Ours replace them by `set_attn_processor`
-and differ from them in nothing but the function that is called, and in the layout [B, S, H, D], which is that of the
-projections: nothing is transposed before the function is called.
+diffusers' own processors call torch's attention directly (CogVideoX, for which `set_attention_backend` has no effect)
+or choose among backends by an enumeration that cannot be extended (Wan).  These processors replace them by
+`set_attn_processor`.  They differ only in the function that is called and in the layout [B, S, H, D], which is that of
+the projections, so nothing is transposed before the call.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from attnbench.errors import AttnbenchError, Unsupported, refusal
 from attnbench.models.video.config import WHO, VideoModel
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""out = attend(q, k, v), all [B, S, H, D], of any strides but the last; it keeps none of them."""
+"""out = attend(q, k, v), all [B, S, H, D], with any strides but the last 1; it keeps no reference to them."""
 
 ROWS = 64
-"Rows of the first layer's output that every call keeps, the first and the last among them."
+"Number of rows of the first layer's output that every call keeps, including the first and the last."
 
 WORKSPACE = {"cuda": 2**31, "cpu": 2**28}
-"Bytes of scores that the plain evaluation stays under: it takes so many rows at a time."
+"Limit of the scores of the plain evaluation, in bytes; it processes rows in chunks that stay below."
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, *, seen: Callable[[int, int], Tensor] | None = None) -> Tensor:
-    """Softmax attention in the precision of its inputs, some rows at a time; of the shape of q.
+    """Return softmax attention in the precision of its inputs, computed in chunks of rows; same shape as q.
 
     Args:
         q: [B, S, H, D], as k and v.
         k: keys.
         v: values.
-        seen: bool [B, H, rows, keys] of the rows from one number up to another; a row that sees none is 0.
+        seen: returns bool [B, H, rows, keys] for rows from one number up to another; a row that sees no key gives 0.
     """
     rows = max(1, WORKSPACE.get(q.device.type, 2**28) // (q.shape[0] * q.shape[2] * k.shape[1] * q.element_size()))
     keys, values = k.permute(0, 2, 3, 1), v.transpose(1, 2)
@@ -52,13 +52,13 @@ def plain(q: Tensor, k: Tensor, v: Tensor, *, seen: Callable[[int, int], Tensor]
             visible = seen(number * rows, number * rows + some.shape[2])
             weights = scores.masked_fill_(~visible, -torch.inf).softmax(dim=-1)
             if not bool(visible.any(dim=-1).all()):
-                weights = weights.nan_to_num(0.0)  # as much traffic again as the softmax
+                weights = weights.nan_to_num(0.0)  # costs as much memory traffic as the softmax
         parts.append(torch.matmul(weights, values))
     return torch.cat(parts, dim=2).transpose(1, 2)
 
 
 class Spans:
-    """Times of named parts of a call, on the device that runs them; nothing is recorded unless it is switched on."""
+    """Times of named parts of a call, on the device that runs them; recorded only inside `recorded`."""
 
     def __init__(self) -> None:
         self.on = False
@@ -68,7 +68,7 @@ class Spans:
 
     @contextmanager
     def span(self, name: str, device: torch.device) -> Iterator[None]:
-        """Record what the block queues on the device."""
+        """Record the work that the block launches on the device."""
         with self.mark(name):
             if not self.on:
                 yield
@@ -79,7 +79,7 @@ class Spans:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """Forget earlier spans and record those of the block."""
+        """Discard earlier spans and record those of the block."""
         self._found.clear()
         self.on = True
         try:
@@ -88,7 +88,7 @@ class Spans:
             self.on = False
 
     def total_ms(self, name: str) -> float:
-        """Sum of the spans of a name, in ms; waits for the device."""
+        """Return the sum of the spans of a name, in ms; waits for the device."""
         total = 0.0
         for one, before, after in self._found:
             if one == name and isinstance(before, float):
@@ -112,10 +112,10 @@ def _now(device: torch.device) -> Any:
 
 
 class Exchanged:
-    """The attention of one transformer: counts its calls, times them in place, shows them to whoever looks.
+    """The attention of one transformer: counts its calls, times them, and passes inputs and outputs to an observer.
 
-    Some rows of the first layer's output are kept.  They are what a check can hold against an oracle: behind thirty
-    layers of random weights, whose attention is close to a mean of all values, a wrong attention hardly shows.
+    It keeps some rows of the first layer's output for the check against an oracle: after thirty layers of random
+    weights, whose attention is close to a mean of all values, wrong attention is hardly visible.
     """
 
     def __init__(
@@ -130,25 +130,25 @@ class Exchanged:
         """Call `attend`.
 
         Args:
-            attend: what is measured.
-            spans: shared with it where it records spans of its own; `timed` is then False.
+            attend: the attention under test.
+            spans: spans shared with `attend` if it records its own; `timed` is then False.
             timed: record each call as a span.
-            dense: what is called in its place while `is_dense`, for first steps that are not sparse.
-            chosen: the block map that the last call predicted, bool [B, H, rows, columns], where it predicts one.
+            dense: called instead while `is_dense`, for first steps that are not sparse.
+            chosen: returns the block map predicted by the last call, bool [B, H, rows, columns], if it predicts one.
         """
         self.attend, self.spans, self.timed, self.dense = attend, spans or Spans(), timed, dense
         self.chosen = chosen
         self.maps: list[Tensor] = []
-        "of the layers that were called last, one each"
+        "of the last pass, one per layer"
         self.is_dense = False
         self.calls = 0
         self.layer = 0
-        "of the next call: layers call in turn, and whoever starts a pass through them sets it to 0"
+        "number of the next layer; layers call in order, and the caller of a pass sets it to 0"
         self.rows: Tensor | None = None
         "[B, up to 64, H, D] of the first layer of the last call"
         self._index: dict[int, Tensor] = {}
         self.look: Callable[[int, Tensor, Tensor, Tensor, Tensor], None] | None = None
-        "told the layer, q, k, v and out of every call; where there is one, an attention may not change its inputs"
+        "called with layer, q, k, v and out of every call; if set, an attention that changes its inputs raises"
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the next layer, [B, S, H, D]."""
@@ -177,7 +177,7 @@ class Exchanged:
 
 
 def _check_output(out: Any, q: Tensor, v: Tensor) -> None:
-    # The model's next line fails in words that do not name the attention, or broadcasts and goes on.
+    # Otherwise the model's next line fails without naming the attention, or broadcasts silently.
     wanted = [*q.shape[:-1], v.shape[-1]]
     if not isinstance(out, Tensor) or list(out.shape) != wanted or out.dtype != q.dtype:
         found = f"{list(out.shape)} {out.dtype}" if isinstance(out, Tensor) else type(out).__name__
@@ -201,20 +201,20 @@ def _check_inputs(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> None
 
 
 def kept_rows(tokens: int, device: torch.device) -> Tensor:
-    """Which rows are kept of so many: evenly apart, the first and the last among them."""
+    """Return the indices of kept rows: evenly spaced, including the first and the last."""
     count = min(ROWS, tokens)
     return torch.arange(count, device=device) * (tokens - 1) // max(1, count - 1)
 
 
 _OPEN: WeakValueDictionary[int, Exchanged] = WeakValueDictionary()
-"Those that the operator below calls by number: an operator's arguments are tensors and numbers alone."
+"Attentions that the operator below calls by number: an operator's arguments are tensors and numbers only."
 _NUMBERS = count()
 
 
 def opaque(attention: Exchanged) -> Attend:
-    """The same attention as an operator that a compiler calls without looking into it: no graph break, no recompile.
+    """Return the attention as a custom operator, opaque to a compiler: no graph break, no recompilation.
 
-    It calls `attention` for as long as somebody else keeps that.
+    It works as long as another reference to `attention` exists.
     """
     number = next(_NUMBERS)
     _OPEN[number] = attention
@@ -227,7 +227,7 @@ def opaque(attention: Exchanged) -> Attend:
 
 @torch.library.custom_op("attnbench::video_attention", mutates_args=())
 def _attend(q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
-    # A compiler plans with the strides that `_shape_of` says.
+    # A compiler plans with the strides that `_shape_of` returns.
     return _OPEN[number](q, k, v).contiguous()
 
 
@@ -237,7 +237,7 @@ def _shape_of(q: Tensor, k: Tensor, v: Tensor, number: int) -> Tensor:
 
 
 class CogVideoXProcessor:
-    """Attention over text and video together."""
+    """Joint attention over text and video."""
 
     def __init__(self, attention: Attend) -> None:
         self.attention = attention
@@ -250,7 +250,7 @@ class CogVideoXProcessor:
         attention_mask: Tensor | None = None,
         image_rotary_emb: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """Tokens of the video and of the text, [B, tokens, width] each; no mask and no rotary embedding."""
+        """Return video and text tokens, [B, tokens, width] each; without mask and rotary embedding."""
         if attention_mask is not None or image_rotary_emb is not None:
             raise Unsupported("video: a mask or a rotary embedding was given; a CogVideoX model without both")
         text = encoder_hidden_states.shape[1]
@@ -265,7 +265,7 @@ class CogVideoXProcessor:
 
 
 class WanProcessor:
-    """Attention of video tokens to each other; cross attention to the text stays torch's own."""
+    """Self attention of video tokens; cross attention to the text stays torch's own."""
 
     def __init__(self, attention: Attend) -> None:
         self.attention = attention
@@ -278,7 +278,7 @@ class WanProcessor:
         attention_mask: Tensor | None = None,
         rotary_emb: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """Tokens of the video and, for cross attention, of the text, [B, tokens, width] each; no mask, no image."""
+        """Return video tokens after self attention or, given text tokens, cross attention; without mask and image."""
         if attention_mask is not None or attn.add_k_proj is not None:
             raise Unsupported("video: a mask or an image was given; a Wan model from text without both")
         crossing = encoder_hidden_states is not None
@@ -296,7 +296,7 @@ class WanProcessor:
 
 
 def _rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Pairs of columns turned by an angle of their row, as diffusers has it."""
+    """Rotate pairs of columns by an angle per row, as in diffusers."""
     first, second = x.unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = cosines[..., 0::2], sines[..., 1::2]
     out = torch.empty_like(x)
@@ -309,8 +309,8 @@ PROCESSORS = {"cogvideox": CogVideoXProcessor, "wan": WanProcessor}
 
 
 def exchange(transformer: Any, model: VideoModel, attention: Attend) -> None:
-    """Have every layer of a transformer call `attention`, by diffusers' own `set_attn_processor`.
+    """Make every layer of a transformer call `attention`, by diffusers' own `set_attn_processor`.
 
-    One processor for all of them: a compiler then makes the same code of every block.
+    All layers share one processor: a compiler then generates the same code for every block.
     """
     transformer.set_attn_processor(PROCESSORS[model.family](attention))

@@ -1,6 +1,6 @@
-"""Transformer, VAE and scheduler of a model, from diffusers: random by seed, made where they run, or from a folder.
+"""Build transformer, VAE and scheduler of a model with diffusers: random by seed, on the device, or from a folder.
 
-Nothing is downloaded: classes are imported one by one, and files are read from the given folder alone.
+Nothing is downloaded: classes are imported one by one, and files are read only from the given folder.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Parts:
     "copied for each user: a scheduler keeps state"
 
     def with_own_modules(self, dtype: torch.dtype | None = None) -> Any:
-        """A transformer whose processors can be exchanged without the others noticing.
+        """Return a transformer whose processors can be exchanged without effect on other users of the model.
 
         Args:
-            dtype: of all its weights, which are then copies; None: it shares the weights as they are.
+            dtype: dtype of copied weights; None: the weights are shared.
         """
         shared = [*self.transformer.parameters(), *self.transformer.buffers()]
         same = {id(x): x if dtype is None or not x.is_floating_point() else _like(x, dtype) for x in shared}
@@ -67,14 +67,14 @@ def _like(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def random_parts(
     model: VideoModel, shape: tuple[int, int, int], *, seed: int, dtype: torch.dtype, device: str | torch.device
 ) -> Parts:
-    """A model of full size whose weights are drawn by seed on the device, in the precision they are used in.
+    """Return a full-size model with weights drawn by seed on the device, in their final precision.
 
     Args:
-        model: sizes.
-        shape: frames, height and width of the videos, for the tables of positions.
-        seed: of the weights.
-        dtype: of all weights.
-        device: where they live.
+        model: sizes of the model.
+        shape: frames, height and width of the videos, for the position tables.
+        seed: seed of the weights.
+        dtype: dtype of all weights.
+        device: device of the weights.
 
     Raises:
         Unavailable: diffusers is not installed.
@@ -92,7 +92,7 @@ def random_parts(
 
 
 def _cast(transformer: Any, dtype: torch.dtype, kept: tuple[str, ...]) -> None:
-    """Convert what is not kept in fp32, as `from_pretrained` of diffusers does it."""
+    """Convert all modules except those kept in fp32, as `from_pretrained` of diffusers does."""
     for module_name, module in transformer.named_modules():
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if tensor.is_floating_point() and not {*module_name.split("."), name} & set(kept):
@@ -102,10 +102,10 @@ def _cast(transformer: Any, dtype: torch.dtype, kept: tuple[str, ...]) -> None:
 def local_parts(
     model: VideoModel, shape: tuple[int, int, int], folder: Path, *, dtype: torch.dtype, device: str | torch.device
 ) -> Parts:
-    """A model with the weights of a local folder as diffusers writes them: transformer, vae, scheduler.
+    """Return a model with the weights of a local folder written by diffusers: transformer, vae, scheduler.
 
     Raises:
-        UsageError: something of the folder is missing, or it holds another model.
+        UsageError: a part of the folder is missing, or it holds another model.
         Unavailable: diffusers is not installed.
     """
     check_folder(model, folder)
@@ -147,7 +147,7 @@ def local_parts(
 
 
 def _check_loaded(place: str, told: dict[str, Any]) -> None:
-    """Refuse weights that do not cover the model: diffusers draws what is missing and only warns."""
+    """Refuse weights that do not cover the model: diffusers initializes missing ones and only warns."""
     for key, given, wanted in told["mismatched_keys"]:
         raise UsageError(
             refusal(WHO, "weights", f"{place} {key}={list(given)}", "does not fit the model", f"{list(wanted)}")
@@ -165,7 +165,7 @@ def _check_loaded(place: str, told: dict[str, Any]) -> None:
 
 
 def check_folder(model: VideoModel, folder: Path) -> None:
-    """Refuse a folder without all parts, or of another model, before anything of it is loaded.
+    """Refuse a folder with missing parts or of another model, before loading anything.
 
     Raises:
         UsageError: naming the file.
@@ -215,7 +215,7 @@ def _check_config(model: VideoModel, found: dict[str, Any]) -> None:
 
 
 def _arguments(model: VideoModel, shape: tuple[int, int, int]) -> dict[str, Any]:
-    """Arguments of the transformer's class."""
+    """Return the arguments of the transformer's class."""
     common: dict[str, Any] = {
         "num_attention_heads": model.heads,
         "attention_head_dim": model.dim,
@@ -241,7 +241,7 @@ def _arguments(model: VideoModel, shape: tuple[int, int, int]) -> dict[str, Any]
 
 
 def _class(family: str, part: str) -> Any:
-    # diffusers asks the hub on some paths; nothing here may.
+    # diffusers contacts the hub in some code paths; it must not here.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     module, name = CLASSES[family][part]
     try:
@@ -252,7 +252,7 @@ def _class(family: str, part: str) -> Any:
 
 @contextmanager
 def _made_on(device: torch.device, dtype: torch.dtype, seed: int) -> Iterator[None]:
-    """Modules of the block are made on a device in a precision, drawn by seed; all settings are put back."""
+    """Create the modules of the block on a device in a precision, drawn by seed; all settings are restored."""
     before = torch.get_default_dtype()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad(), device:

@@ -1,4 +1,4 @@
-"""Sizes of the video models, and those that are known by name.
+"""Sizes of the video models, and the named ones.
 
 Imports without torch and diffusers.
 """
@@ -13,19 +13,19 @@ from attnbench.errors import UsageError, refusal, unknown
 
 WHO = "video"
 SPATIAL, TEMPORAL = 8, 4
-"Pixels and frames of one latent, of both families' VAEs."
+"Pixels and frames per latent, in the VAEs of both families."
 PATCH = 2
-"Latents of a token, in height and in width."
+"Latents per token, in height and in width."
 FRAMES_A_CYCLE = "4k + 1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoModel:
-    """A model; frozen."""
+    """A model's sizes."""
 
     name: str
     family: str
-    "which classes of diffusers: cogvideox (joint attention over text and video) or wan (self and cross attention)"
+    "family of diffusers classes: cogvideox (joint attention over text and video) or wan (self and cross attention)"
     layers: int
     heads: int
     dim: int
@@ -33,7 +33,7 @@ class VideoModel:
     feed_forward: int
     "columns between the two products of a block"
     time_dim: int
-    "of the embedding of the time step"
+    "width of the time step embedding"
     text_tokens: int
     text_dim: int
     channels: int
@@ -44,17 +44,17 @@ class VideoModel:
     width: int
     guidance: float
     fps: int
-    "frames of a second of video, as the model's makers show them"
+    "frames per second of video, as published by the model's authors"
     steps: int = 50
     transformer: Mapping[str, Any] = field(default_factory=dict)
     "further arguments of the transformer's class"
     vae: Mapping[str, Any] = field(default_factory=dict)
-    "arguments of the VAE's class; those of the model itself are the class's own"
+    "arguments of the VAE's class; defaults of the class are the model's own"
     scheduler: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def width_of_tokens(self) -> int:
-        """Columns of a token."""
+        """Columns per token."""
         return self.heads * self.dim
 
     @property
@@ -63,20 +63,20 @@ class VideoModel:
         return self.family == "cogvideox"
 
     def latents(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
-        """Frames, rows and columns of the latents of a video."""
+        """Return frames, rows and columns of the latents of a video."""
         return (frames - 1) // TEMPORAL + 1, height // SPATIAL, width // SPATIAL
 
     def video_tokens(self, frames: int, height: int, width: int) -> int:
-        """Tokens of a video, without text."""
+        """Return the tokens of a video, without text."""
         count, rows, columns = self.latents(frames, height, width)
         return count * (rows // PATCH) * (columns // PATCH)
 
     def tokens(self, frames: int, height: int, width: int) -> int:
-        """Rows of the exchangeable attention: text is among them where the two attend together."""
+        """Return the rows of the exchangeable attention, including text for joint attention."""
         return self.video_tokens(frames, height, width) + (self.text_tokens if self.joint else 0)
 
     def check_shape(self, frames: int, height: int, width: int) -> None:
-        """Refuse a shape that the VAE and the patches cannot make.
+        """Refuse a shape that the VAE and the patches cannot produce.
 
         Raises:
             UsageError: naming the field.
@@ -161,7 +161,7 @@ MODELS = {
             transformer={"freq_dim": 256},
             scheduler=_WAN_SCHEDULER,
         ),
-        # `cogvideox-2b` with few and small layers: what a CPU generates in a second.
+        # `cogvideox-2b` with few and small layers, fast enough for a CPU.
         VideoModel(
             name="tiny",
             family="cogvideox",
@@ -208,10 +208,10 @@ MODELS = {
 
 
 def model_of(name: str) -> VideoModel:
-    """A model by name.
+    """Return a model by name.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: there is no model of that name.
     """
     if name not in MODELS:
         raise unknown(WHO, "model", name, MODELS)

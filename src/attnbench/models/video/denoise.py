@@ -1,4 +1,4 @@
-"""A denoising loop: guidance, a scheduler of diffusers, the decoder; nothing in a step waits for the device."""
+"""A denoising loop: guidance, a scheduler of diffusers, the decoder; no step waits for the device."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from attnbench.models.video.attention import Exchanged
 from attnbench.models.video.build import Parts
 
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""prediction = predict(latents, embeddings, timesteps): the transformer, a row of the batch each."""
+"""prediction = predict(latents, embeddings, timesteps): the transformer, one row of the batch each."""
 
 RANGE = "Inference"
 "Name of the profilers' range around a whole generation, as in seed 003."
 
 
 def predictor(transformer: Any, attention: Exchanged | None = None) -> Predict:
-    """The transformer as a function of tensors alone, its layers' calls of `attention` counted from 0 each time."""
+    """Return the transformer as a function of tensors only; each call resets the layer count of `attention` to 0."""
 
     def predict(latents: Tensor, embeds: Tensor, timesteps: Tensor) -> Tensor:
         if attention is not None:
@@ -41,7 +41,7 @@ class Generation:
 
     latents: Tensor
     frames: Tensor | None
-    "[1, 3, frames, height, width], about -1 to 1; None where nothing was decoded"
+    "[1, 3, frames, height, width], about -1 to 1; None without decoding"
     total_s: float
     decode_s: float
 
@@ -50,7 +50,7 @@ class Denoiser:
     """From noise to latents to frames, with one predictor."""
 
     def __init__(self, parts: Parts, predict: Predict, *, steps: int, guidance: float, device: torch.device) -> None:
-        """Take `steps` steps; guidance over 1 computes each twice, without and with the prompt."""
+        """Prepare `steps` steps; guidance over 1 computes each twice, without and with the prompt."""
         self.parts, self.predict, self.guidance, self.device = parts, predict, guidance, device
         self.scheduler = copy.deepcopy(parts.scheduler)
         self.begin(steps)
@@ -61,19 +61,19 @@ class Denoiser:
         return self.guidance > 1
 
     def begin(self, steps: int) -> None:
-        """Go back to the first of so many steps; no work on the device but a copy of the time steps."""
+        """Reset to the first of this many steps; the only work on the device is a copy of the time steps."""
         self.steps = steps
-        # Held by the host: a scheduler that reads them from a device waits for it.
+        # On the host: a scheduler that reads them from a device waits for it.
         self.scheduler.set_timesteps(steps, device="cpu")
         self.times = self.scheduler.timesteps.to(self.device)
 
     def step(self, index: int, latents: Tensor, embeds: Tensor) -> tuple[Tensor, Tensor]:
-        """One step.
+        """Execute one step.
 
         Args:
             index: from 0.
             latents: [1, …], in the precision of the model.
-            embeds: [2, tokens, columns] without and with the prompt, or [1, …] where nothing is guided.
+            embeds: [2, tokens, columns] without and with the prompt, or [1, …] without guidance.
 
         Returns:
             The transformer's prediction [1 or 2, …], and the next latents.
@@ -88,7 +88,7 @@ class Denoiser:
         return prediction, after.to(latents.dtype)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Frames of final latents, [1, 3, frames, height, width]."""
+        """Return the frames of final latents, [1, 3, frames, height, width]."""
         vae = self.parts.vae
         if self.parts.model.joint:
             scaled = latents.permute(0, 2, 1, 3, 4) / vae.config.scaling_factor
@@ -110,15 +110,15 @@ class Denoiser:
         before: Callable[[int], None] = lambda number: None,
         after: Callable[[int, Tensor], None] = lambda number, latents: None,
     ) -> Generation:
-        """All steps and the decoder, in the NVTX range `Inference`.
+        """Run all steps and the decoder, in the NVTX range `Inference`.
 
         Args:
-            steps: of this generation.
-            latents: the noise to begin with.
-            embeds: as of `step`.
-            decode: whether to make frames.
-            before: told the number of each step, from 1, before it.
-            after: told the number of each step, from 1, and its latents; may wait for the device.
+            steps: number of steps.
+            latents: initial noise.
+            embeds: see `step`.
+            decode: whether to produce frames.
+            before: called with the number of each step, from 1, before it.
+            after: called with the number of each step, from 1, and its latents; may wait for the device.
         """
         self.begin(steps)
         with torch.no_grad(), _in_range(self.device):
@@ -142,7 +142,7 @@ class Denoiser:
 
 @contextmanager
 def _in_range(device: torch.device) -> Iterator[None]:
-    """The range as nsys and ncu see it, and as torch.profiler does."""
+    """Open the range for nsys and ncu, and for torch.profiler."""
     with torch.profiler.record_function(RANGE):
         if device.type != "cuda":
             yield

@@ -1,1 +1,1 @@
-"""Forms of context-parallel attention, a file each: how the rows lie, and what the ranks exchange."""
+"""Forms of context-parallel attention, one per file: how rows are distributed, and what the ranks exchange."""

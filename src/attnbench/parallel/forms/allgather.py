@@ -1,8 +1,8 @@
-"""``allgather``: of each cut sequence every rank receives all keys and values, straight to their place.
+"""``allgather``: every rank receives all keys and values of each cut sequence, directly into place.
 
 Queries of chunk c see keys from 0 to the end of chunk c (all of them without a mask), which bottom-right alignment
-says by lengths alone.  So nothing is merged, and HSTU needs no other kernel.  Sequences that were dealt whole are
-computed while keys and values are on their way.  Nothing is permuted: each chunk is received where it belongs.
+expresses by lengths alone.  So nothing is merged, and HSTU needs no other kernel.  Whole sequences are
+computed while keys and values are in transit.  Nothing is permuted: each chunk is received where it belongs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnbench.parallel.problem import Problem
 
 
 class Form(ParallelForm):
-    """Sequences whole by work; those that are cut, two chunks a rank."""
+    """Whole sequences are assigned by work; cut ones have two chunks per rank."""
 
     title = "all-gather of keys and values"
 
@@ -36,18 +36,18 @@ class Form(ParallelForm):
         self.launches = [launch for number in range(len(self.deal.cut)) for launch in self._launches(number, rank)]
 
     def rows(self) -> list[Rows]:
-        """As dealt."""
+        """As assigned by `deal`."""
         return self.deal.rows(self.group.rank)
 
     def run(self) -> None:
-        """Begin the exchange, attend to whole sequences, then to the cut ones."""
+        """Start the exchange, compute whole sequences, then the cut ones."""
         works = self._begin()
         self._attend_whole()
         wait(works)
         self._attend_cut()
 
     def phases(self) -> Mapping[str, Callable[[], Any]]:
-        """Two of them: there is no permute."""
+        """Exchange and attention; there is no permute."""
 
         def attention() -> None:
             self._attend_whole()
@@ -56,17 +56,17 @@ class Form(ParallelForm):
         return {"exchange": lambda: wait(self._begin()), "attention": attention}
 
     def sent_bytes(self) -> int:
-        """Its chunks of keys and values, to each other rank."""
+        """Its chunks of keys and values, once for each other rank."""
         rows = sum(sum(self.deal.pair_sizes(one, self.group.rank)) for one in self.deal.cut)
         row_bytes = 2 * self.problem.heads_kv * self.problem.dim * self.q.element_size()
         return (self.group.world - 1) * rows * row_bytes
 
     def notes(self) -> tuple[str, ...]:
-        """How the sequences were dealt."""
+        """Describe how the sequences were assigned."""
         return (dealt(self.deal),)
 
     def poison(self) -> None:
-        """What was gathered too."""
+        """Also overwrite the gathered keys and values."""
         super().poison()
         for x in self.gathered:
             x.fill_(torch.nan)
@@ -92,7 +92,7 @@ class Form(ParallelForm):
         return [(rank + step) % world for step in range(1, world)]
 
     def _launches(self, number: int, rank: int) -> list[tuple[int, slice, int, Sequences]]:
-        """Of a cut sequence: its number, rows of q here, how many keys they see, and both as lengths."""
+        """For a cut sequence: its number, its rows of q on this rank, how many keys they see, and both as lengths."""
         one, device = self.deal.cut[number], self.group.device
         at = sum(self.whole) + sum(sum(self.deal.pair_sizes(before, rank)) for before in self.deal.cut[:number])
         pair = self.deal.pair(one, rank)
@@ -120,6 +120,6 @@ class Form(ParallelForm):
 
 
 def dealt(found: Any) -> str:
-    """A deal in words."""
+    """Describe an assignment."""
     whole = "+".join(str(len(one)) for one in found.whole)
     return f"{len(found.cut)} of {len(found.lengths)} sequences cut, {whole} dealt whole; nothing padded"

@@ -1,4 +1,4 @@
-"""``one``: everything on one device, what the others are compared with."""
+"""``one``: everything on one device, as the reference for scaling."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Form(ParallelForm):
         self.of = Sequences(problem.lengths, device=group.device)
 
     def rows(self) -> list[Rows]:
-        """All."""
+        """All rows."""
         return [(0, self.problem.total)]
 
     def run(self) -> None:
-        """Attend."""
+        """Compute attention."""
         self.out, _ = attend(self.q, self.k, self.v, self.of, self.problem, causal=self.problem.causal)
 
     def phases(self) -> Mapping[str, Callable[[], Any]]:
-        """Attention alone."""
+        """Attention only."""
         return {"attention": self.run}

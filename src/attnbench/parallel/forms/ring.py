@@ -1,10 +1,11 @@
-"""``ring``: keys and values of the other ranks arrive one rank after another, behind the attention to what is there.
+"""``ring``: keys and values of the other ranks arrive one rank after another, overlapped with attention.
 
-First each rank attends to its own rows: whole sequences, and both its chunks of each cut one, under the causal mask
-one launch (its later chunk sees all of its earlier one).  At step i it has the chunks of rank r - i: of an earlier rank
-all its queries see the first chunk, of a later rank the queries of its own second chunk see both, without a mask.  What
-nobody sees is not sent.  Every chunk goes straight to who needs it and is not passed on.  Outputs are merged by the
-logarithms of their sums in fp32.  The exchange of step i + 1 begins before the attention of step i.
+First each rank computes attention over its own rows: whole sequences, and both its chunks of each cut one, in one
+launch under the causal mask (its later chunk sees all of its earlier one).  At step i it has the chunks of rank r - i.
+If that is an earlier rank, all its queries see the first chunk; if it is a later one, the queries of its own second
+chunk see both, without a mask.  Chunks that are not visible are not sent.  Every chunk is sent directly to its readers
+and not forwarded.  Outputs are merged by their log-sum-exp in fp32.  The exchange of step i + 1 starts before the
+attention of step i.
 (Liu et al. 2023, arXiv:2310.01889; zigzag as in Brandon et al. 2023, arXiv:2311.09431.)
 """
 
@@ -25,7 +26,7 @@ from attnbench.parallel.problem import Problem
 
 
 class Form(ParallelForm):
-    """Softmax only: parts of another function are not merged by their sums."""
+    """Softmax only: outputs of other functions cannot be merged by log-sum-exp."""
 
     title = "ring, zigzag"
 
@@ -40,11 +41,11 @@ class Form(ParallelForm):
         self.incoming = {step: self._incoming((rank - step) % group.world) for step in self.steps}
 
     def rows(self) -> list[Rows]:
-        """As dealt."""
+        """As assigned by `deal`."""
         return self.deal.rows(self.group.rank)
 
     def run(self) -> None:
-        """Attend step by step, the next exchange under way."""
+        """Compute attention step by step, with the next exchange in flight."""
         works = self._begin(1)
         out, lse = attend(self.q, self.k, self.v, self.of_own, self.problem, causal=self.problem.causal)
         assert lse is not None
@@ -55,7 +56,7 @@ class Form(ParallelForm):
         self.out = out
 
     def phases(self) -> Mapping[str, Callable[[], Any]]:
-        """Two of them: there is no permute; merging is part of attention."""
+        """Exchange and attention; there is no permute, and merging is part of attention."""
 
         def exchange() -> None:
             for step in self.steps:
@@ -70,24 +71,24 @@ class Form(ParallelForm):
         return {"exchange": exchange, "attention": attention}
 
     def sent_bytes(self) -> int:
-        """Of all steps."""
+        """Bytes sent in all steps."""
         rank, world = self.group.rank, self.group.world
         sizes = (x.numel() for step in self.steps for x in self._outgoing((rank + step) % world))
         return sum(sizes) * self.q.element_size()
 
     def notes(self) -> tuple[str, ...]:
-        """How the sequences were dealt."""
+        """Describe how the sequences were assigned."""
         return (dealt(self.deal),)
 
     def poison(self) -> None:
-        """What arrived too."""
+        """Also overwrite the received keys and values."""
         super().poison()
         for buffers in self.incoming.values():
             for x in buffers:
                 x.fill_(torch.nan)
 
     def _places(self) -> list[tuple[int, int, int]]:
-        """Of each cut sequence: where here its first chunk begins, its second, and where that ends."""
+        """For each cut sequence: local start of its first chunk and of its second, and the end of that."""
         found, at = [], self.whole
         for one in self.deal.cut:
             first, second = self.deal.pair_sizes(one, self.group.rank)
@@ -96,7 +97,7 @@ class Form(ParallelForm):
         return found
 
     def _seen(self, owner: int, reader: int) -> int:
-        """How many chunks of a cut sequence of `owner` the queries of `reader` see."""
+        """Return how many chunks of a cut sequence of `owner` the queries of `reader` see."""
         return 1 if self.problem.causal and owner < reader else 2
 
     def _outgoing(self, reader: int) -> list[Tensor]:
@@ -104,7 +105,7 @@ class Form(ParallelForm):
         return [x[start : end if both else middle] for start, middle, end in self.places for x in (self.k, self.v)]
 
     def _incoming(self, owner: int) -> list[Tensor]:
-        """Where keys and values of each cut sequence arrive."""
+        """Buffers for keys and values of each cut sequence."""
         seen = self._seen(owner, self.group.rank)
         rows = [sum(self.deal.pair_sizes(one, owner)[:seen]) for one in self.deal.cut]
         return [self.k.new_empty(count, *self.k.shape[1:]) for count in rows for _ in range(2)]
@@ -117,7 +118,7 @@ class Form(ParallelForm):
         return self.group.swap([(to, x) for x in self._outgoing(to)], [(source, x) for x in self.incoming[step]])
 
     def _add(self, step: int, out: Tensor, lse: Tensor) -> None:
-        """Attend to the chunks of a step and merge."""
+        """Compute attention over the chunks of a step and merge the result."""
         rank, arrived = self.group.rank, self.incoming[step]
         later = self.problem.causal and (rank - step) % self.group.world > rank
         for (start, middle, end), k, v in zip(self.places, arrived[::2], arrived[1::2], strict=True):

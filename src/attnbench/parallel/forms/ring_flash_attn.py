@@ -1,4 +1,4 @@
-"""``ring-flash-attn``: zhuzilin/ring-flash-attention over FlashAttention 2, zigzag under a mask."""
+"""``ring-flash-attn``: zhuzilin/ring-flash-attention over FlashAttention 2, zigzag under a causal mask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnbench.parallel.problem import Problem
 
 
 class Form(ParallelForm):
-    """Sequences of one length, cut by 2 W; tensors [B, S / W, H, D]."""
+    """Sequences of one length, split into 2 W chunks; tensors [B, S / W, H, D]."""
 
     title = "ring-flash-attention"
 
@@ -20,11 +20,11 @@ class Form(ParallelForm):
         self.function = zigzag_ring_flash_attn_func if problem.causal else ring_flash_attn_func
 
     def rows(self) -> list[Rows]:
-        """Zigzag of each sequence under a mask, else an equal part."""
+        """Zigzag chunks of each sequence under a causal mask, else an equal part."""
         return equal_rows(self.problem, self.group)
 
     def run(self) -> None:
-        """Its function on this rank's rows."""
+        """Call its function on this rank's rows."""
         q, k, v = (x.unflatten(0, (len(self.problem.lengths), -1)) for x in (self.q, self.k, self.v))
         problem = self.problem
         self.out = self.function(q, k, v, softmax_scale=problem.scale, causal=problem.causal).flatten(0, 1)

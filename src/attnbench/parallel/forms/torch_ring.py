@@ -1,7 +1,7 @@
-"""``torch-ring``: torch's own `context_parallel`, which makes SDPA a ring; cuDNN inside, as it is fastest there.
+"""``torch-ring``: torch's own `context_parallel`, which turns SDPA into a ring; with cuDNN, its fastest kernel.
 
-Its patch of SDPA is of the whole process and has outlived an error; here it is a rank's from first to last.  Whether
-rows are dealt head and tail is a private switch of torch, which refuses it without a causal mask.
+Its patch of SDPA applies to the whole process and has survived an error; here the process is the rank's own.  Whether
+a rank gets head and tail of a sequence is a private switch of torch, which refuses it without a causal mask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attnbench.parallel.problem import Problem
 
 
 class Form(ParallelForm):
-    """Sequences of one length, cut by 2 W; tensors [B, H, S / W, D]."""
+    """Sequences of one length, split into 2 W chunks; tensors [B, H, S / W, D]."""
 
     title = "torch's context_parallel, cuDNN"
 
@@ -30,21 +30,21 @@ class Form(ParallelForm):
 
         switches._cp_options.enable_load_balance = problem.causal
         mesh = init_device_mesh(group.device.type, (group.world,), mesh_dim_names=("cp",))
-        # It wants a buffer to shard, of which it takes the length; our rows lie as it would deal them.
+        # It needs a buffer to shard, of which it uses only the length; our rows are already in its order.
         positions = torch.arange(problem.lengths[0], device=group.device)[None]
         self.entered = ExitStack()
         self.entered.enter_context(context_parallel(mesh, buffers=[positions], buffer_seq_dims=[1]))
 
     def rows(self) -> list[Rows]:
-        """Head and tail of each sequence under a mask, else an equal part."""
+        """Head and tail of each sequence under a causal mask, else an equal part."""
         return equal_rows(self.problem, self.group)
 
     def taken(self) -> None:
-        """Heads first, and contiguous."""
+        """Convert to contiguous heads-first layout."""
         self.mine = tuple(_heads_first(x, len(self.problem.lengths)) for x in (self.q, self.k, self.v))
 
     def run(self) -> None:
-        """SDPA, which is a ring here."""
+        """Call SDPA, which is a ring here."""
         q, k, v = self.mine
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             self.out = torch.nn.functional.scaled_dot_product_attention(
@@ -52,12 +52,12 @@ class Form(ParallelForm):
             )
 
     def result(self) -> Tensor:
-        """Rows first."""
+        """Convert to rows-first layout."""
         return self.out.transpose(1, 2).flatten(0, 1) if self.out.dim() == 4 else self.out
 
 
 def equal_rows(problem: Problem, group: Group) -> list[Rows]:
-    """Rows of sequences of one length that 2 W divides: zigzag under a mask, else one after another."""
+    """Rows of sequences of one length divisible by 2 W: zigzag under a causal mask, else consecutive."""
     length, rank, world = problem.lengths[0], group.rank, group.world
     parts = [(rank, rank + 1)] if not problem.causal else [(rank, rank + 1), (2 * world - 1 - rank, 2 * world - rank)]
     step = length // (2 * world if problem.causal else world)

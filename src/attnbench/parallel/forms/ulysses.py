@@ -1,8 +1,8 @@
-"""``ulysses``: rows are exchanged for heads, each rank attends with its heads, heads are exchanged for rows.
+"""``ulysses``: an all-to-all from rows to heads, attention of each rank over its heads, an all-to-all back to rows.
 
-Queries, keys and values of the heads of each rank go in one buffer [W, rows, (H + 2 G) / W, D] and by one all-to-all;
-what arrives is in the order of rows, so attention reads it by strides, and its output is sent as it lies.  Each side
-has one permute left: into that buffer, and of the outputs that come back.
+Queries, keys and values of the heads of each rank are sent in one buffer [W, rows, (H + 2 G) / W, D] by one all-to-all.
+What arrives is in the order of rows, so attention reads it through strides, and its output is sent as it is.  Each
+direction needs one permute: into that buffer, and of the received outputs.
 (Jacobs et al. 2023, arXiv:2309.14509.)
 """
 
@@ -21,7 +21,7 @@ from attnbench.parallel.problem import Problem
 
 
 class Form(ParallelForm):
-    """Needs H and G that W divides; rows are dealt without regard to sequences."""
+    """Needs H and G divisible by W; rows are distributed regardless of sequences."""
 
     title = "all-to-all of heads and rows"
 
@@ -39,7 +39,7 @@ class Form(ParallelForm):
         self.of = Sequences(problem.lengths, device=group.device)
 
     def rows(self) -> list[Rows]:
-        """An equal part, in their order."""
+        """An equal part, in order."""
         return [even_rows(self.problem.total, self.group.world)[self.group.rank]]
 
     def run(self) -> None:
@@ -51,7 +51,7 @@ class Form(ParallelForm):
         self._from_buffer()
 
     def phases(self) -> Mapping[str, Callable[[], Any]]:
-        """The three of them, each alone."""
+        """Exchange, permute and attention, each separately."""
 
         def exchange() -> None:
             self._rows_for_heads()
@@ -64,7 +64,7 @@ class Form(ParallelForm):
         return {"exchange": exchange, "permute": permute, "attention": self._attend}
 
     def sent_bytes(self) -> int:
-        """Of both exchanges, without what stays."""
+        """Bytes of both exchanges, without what stays on this rank."""
         others, item = self.group.world - 1, self.q.element_size()
         there = others * self.mine * (self.heads + 2 * self.heads_kv)
         back = (self.problem.total - self.mine) * self.heads
@@ -92,7 +92,7 @@ class Form(ParallelForm):
         self.out.copy_(self.returned.transpose(0, 1).flatten(1, 2))
 
     def poison(self) -> None:
-        """The buffers too: a call that skips an exchange would find the last one's rows there."""
+        """Also overwrite the buffers: a call that skips an exchange would find the last call's rows there."""
         super().poison()
         for x in (self.outgoing, self.incoming, self.returned):
             x.fill_(torch.nan)

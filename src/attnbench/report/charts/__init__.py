@@ -1,8 +1,8 @@
-"""Every chart of a page, one file a kind, each defined once for the page and for PNG and SVG.
+"""All charts of a page, one file per kind, each defined once for the page and for PNG and SVG.
 
 A file defines ``CHART`` (`base.figure.Chart`) and is found by scanning.  Charts are built with
-Altair, once for each form they can take; what differs from case to case is data.  That what comes out
-is Vega-Lite is held by tests, not checked again in every report.
+Altair, once for each form they can have; what differs between cases is data.  Tests verify that the output
+is valid Vega-Lite; reports do not check it again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["Figure", "chart_names", "figures"]
 
 
 def chart_names() -> list[str]:
-    """Kinds of charts, in the order in which a page shows them."""
+    """Kinds of charts, in the order of a page."""
     return [name for name, _ in _charts()]
 
 
 def figures(runs: Sequence[Run], comparisons: Sequence[Compared] | None = None) -> list[Figure]:
-    """Every figure that has something to show: run by run, those of the whole run before its cases; then two runs each.
+    """Return every figure with data: run by run, those of the whole run before its cases; then comparisons of runs.
 
     Args:
-        runs: with their statistics derived (`store.runfile.read`).  A backend has one colour in all of them.
-        comparisons: of the later runs with the first (`compared.compare`); None: they are made here.
+        runs: with their statistics derived (`store.runfile.read`).  A backend has the same colour in all of them.
+        comparisons: of the later runs with the first (`compared.compare`); None: they are computed here.
     """
     styles, found = Styles(runs), []
     charts = [chart for _, chart in _charts()]
@@ -52,7 +52,7 @@ def _charts() -> list[tuple[str, Chart]]:
 
 
 def _by_case(drawn: Iterable[Figure]) -> list[Figure]:
-    """Those of the run first, then all of one case before those of the next; else as they come."""
+    """Return those of the run first, then all of one case before those of the next, otherwise in the given order."""
     cases: dict[str | None, list[Figure]] = {None: []}
     for figure in drawn:
         cases.setdefault(figure.case_id, []).append(figure)

@@ -1,6 +1,6 @@
-"""Error beside speed on one case: what a backend's accuracy buys, or costs, in time.
+"""Error versus time for one case, to show the trade-off between accuracy and speed.
 
-The error is the largest of its outputs and gradients as a share of what is accepted of each.
+The error is the largest among its outputs and gradients, as a share of the budget of each.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from attnbench.report.charts.base.style import Styles
 
 HEIGHT = 260
 FEWEST = 2
-"Backends: one point is no trade."
+"Least number of backends: one point shows no trade-off."
 WIDE = 4.0
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
-    """A figure a case of which two backends have a time and an error."""
+    """Yield a figure for each case in which two backends have a time and an error."""
     for table in data.tables:
         shares = [(record, *found) for record in table.records if (found := _worst(record)) is not None]
         if len(shares) >= FEWEST:
@@ -32,7 +32,7 @@ def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
 
 
 def _worst(record: Record) -> tuple[float, str] | None:
-    """Largest error over its budget, in percent, and of which output."""
+    """Return the largest error over its budget, in percent, and its output."""
     known = [(100.0 * error.max_abs / error.budget, name) for name, error in record.errors.items()
              if error.max_abs is not None and error.budget]  # fmt: skip
     return max(known) if known else None
@@ -81,7 +81,7 @@ def _definition(unit: str, log: bool) -> Spec:
     names = base.mark_text(style="label", baseline="middle", dx=alt.expr("datum.dx"), align=alt.expr("datum.a")).encode(
         y=alt.Y("y:Q").scale(alt.Scale(zero=True, nice=False)), text="n:N"
     )
-    # Room above the highest, where its name may stand: part of the data, so that one definition serves all.
+    # Room above the highest point for its name, as data, so that one definition serves all.
     room = alt.Chart(alt.NamedData(name="top")).mark_point(opacity=0).encode(y=y)
     return finished(alt.layer(room, stalks, points, names)) | {"height": HEIGHT}
 

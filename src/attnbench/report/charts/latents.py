@@ -1,4 +1,4 @@
-"""How far the latents of each backend are from those they are compared with, step by step of a generation."""
+"""Distance of each backend's latents from the reference, over the steps of a generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DISTANCE_OF = Quantity("distance", "latents", "relative L1 of the latents", "", 
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
-    """A figure a case of which two steps are known of a backend."""
+    """Yield a figure for each case in which a backend has at least two steps."""
     for table in data.tables:
         points = list(_points(table))
         if len({point.x for point in points}) > 1:
@@ -40,14 +40,14 @@ def _distances(record: Record) -> dict[int, float]:
 
 
 def _points(table: Table) -> Iterable[Point]:
-    """Distances above 0: an axis of powers of ten has no place for others."""
+    """Return the distances above 0, as a logarithmic axis cannot show others."""
     for record in table.records:
         name = backend_name(record)
         yield from (Point(name, step, value, name) for step, value in sorted(_distances(record).items()) if value > 0)
 
 
 def _equal(table: Table) -> dict[str, str]:
-    """Backends whose latents never differ."""
+    """Return the backends whose latents never differ."""
     found = {backend_name(record): _distances(record).values() for record in table.records}
     return {name: "equal" for name, values in found.items() if values and not any(values)}
 

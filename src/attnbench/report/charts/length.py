@@ -1,4 +1,4 @@
-"""Time and TFLOP/s over sequence length, a line a backend; causal, head size and the like apart."""
+"""Time and TFLOP/s over sequence length, one line per backend, with separate charts for causal, head size and so on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnbench.report.charts.base.style import Styles
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
-    """Two figures for each set of cases that differ in their length."""
+    """Yield two figures for each set of cases that differ only in length."""
     parts = data.by_conditions()
     for number, tables in enumerate(parts):
         conditions = tables[0].conditions.words() if len(parts) > 1 else []

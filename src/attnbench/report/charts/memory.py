@@ -1,4 +1,4 @@
-"""Peak memory of each backend on one case: what its launch allocated, measured alone."""
+"""Peak memory of each backend for one case: the allocations of its launch, measured alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GIB = 1024.0
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
-    """A figure a case of which a peak is known, in the order of the times."""
+    """Yield a figure for each case with a known peak, in the order of times."""
     for table in data.tables:
         peaks = {backend_name(record): peak for record in table.records if (peak := _peak(record)) is not None}
         if peaks:

@@ -1,4 +1,4 @@
-"""Steps of a whole model as measured, beside what exchanging the attention alone should have made of them."""
+"""Measured steps of a whole model, compared with predictions from exchanging only the attention."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Rooflines: how near each backend comes to what the machine can do at the case's intensity.
+"""Rooflines: how close each backend comes to the machine's limit at the case's intensity.
 
-One for each case, with every backend, and one of the whole run, with the fastest of each case.
-A launch that skips work stands at what it executes, with a hollow sign: its useful work is not bound by any roof.
+There is one for each case, with every backend, and one for the whole run, with the fastest of each case.
+A launch that skips work is drawn at its executed work, with a hollow marker: no roof bounds its useful work.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from attnbench.report.charts.base.style import PLAIN, Styles
 
 HEIGHT = 320.0
 ABOVE = 0.14
-"Share of the plot's height kept above the roofs for what they are."
+"Share of the plot's height reserved above the roofs for their legend."
 MEASURED, PROMISED = "measured", "data sheet"
 DASH = {MEASURED: [1, 0], PROMISED: [5, 4]}
 LINES = {MEASURED: "——", PROMISED: "- - -"}
-"The same in text."
+"Text form of the line styles."
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
-    """Figures where a rate and a ceiling are known."""
+    """Yield figures for records with a rate and a ceiling."""
     for number, (words, tables) in enumerate(_alike(data)):
         best = [table.records[0] for table in tables if table.standing[0] is table.records[0]]
         best = [record for record in best if _is_drawn(record)]
@@ -44,7 +44,7 @@ def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
 
 
 def _alike(data: RunData) -> list[tuple[str, list[Table]]]:
-    """Tables under one roof: of one machine, way of measuring and dtype, and what tells them from others."""
+    """Group tables that share a roof (machine, conditions and dtype), with the text that distinguishes each group."""
     found: list[tuple[str, list[Table]]] = []
     for tables in data.by_conditions():
         dtypes = dict.fromkeys(str(table.case.get("dtype")) for table in tables)
@@ -108,13 +108,13 @@ def _point(record: Record, styles: Styles) -> dict[str, Any]:
         return point | {"x": short(place), "m": short(rate.tflops), "t": f"{plain(rate.tflops)} TFLOP/s{share}"}
     executed = {"e": short(rate.executed_tflops), "f": short(work.executed_flops / work.bytes)}
     words = f"executed {plain(rate.executed_tflops)} TFLOP/s{share}, useful {plain(rate.tflops)} TFLOP/s"
-    if work.least_flops < work.flops:  # its useful work is not bound by the roof: what it left out took no time
+    if work.least_flops < work.flops:  # its useful work is not bound by the roof: skipped work took no time
         return point | {"x": executed["f"], "m": executed["e"], "t": words, "o": 1}
     return point | executed | {"x": short(place), "m": short(rate.tflops), "t": words}
 
 
 def _name_column(points: Sequence[dict[str, Any]], across: tuple[float, float], up: tuple[float, float]) -> None:
-    """Names of one case: in a column beside the signs, where there is more room, each at the end of a stalk."""
+    """Place names of one case in a column beside the markers, where there is more room, with leader lines."""
     (low, high), (bottom, top) = across, up
     heights = scaled([bottom, top, *(one["m"] for one in points)], HEIGHT, log=True)[2:]
     aside = (high / low) ** 0.035
@@ -125,7 +125,7 @@ def _name_column(points: Sequence[dict[str, Any]], across: tuple[float, float], 
 
 
 def _name_around(points: Sequence[dict[str, Any]], across: tuple[float, float], up: tuple[float, float]) -> None:
-    """Names of many cases: each backend once, at its lowest, where the roofs and their words are far."""
+    """Place names of many cases: each backend once, at its lowest marker, far from the roofs and their legend."""
     named = list({one["b"]: one for one in sorted(points, key=lambda one: -one["m"])}.values())
     rest = [one for one in points if not any(one is other for other in named)]
     for one in rest:
@@ -142,7 +142,7 @@ def _name_around(points: Sequence[dict[str, Any]], across: tuple[float, float], 
 
 
 def _labels(roofs: dict[str, Roof], marks: dict[float, float]) -> list[dict[str, Any]]:
-    """What the roofs are, line by line in the room above them: beside the roofs it would meet signs and names."""
+    """Return the legend of the roofs, line by line in the room above them, where it meets no markers or names."""
     texts = [f"{LINES[kind]} {_bounds(kind, roof)}" for kind, roof in roofs.items() if roof.flat or roof.slope]
     if not roofs[PROMISED].flat and not roofs[PROMISED].slope and marks:
         texts.append(f"{LINES[PROMISED]} {PROMISED}: {plain(max(marks.items())[1])} TFLOP/s here")

@@ -1,4 +1,4 @@
-"""Speed-up of each backend against the baseline on one case, with its 95 % interval."""
+"""Speed-up of each backend over the baseline for one case, with its 95 % interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TITLE = ("speed-up, times the baseline's speed", "(median of the ratios, 95 % in
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
-    """A figure a case and baseline: of those who were compared with it, fastest first."""
+    """Yield a figure for each case and baseline, with the backends compared with it, fastest first."""
     for table in data.tables:
         for number, baseline in enumerate(_baselines(table)):
             compared = [record for record in table.records if _is_against(record, baseline)]
@@ -52,7 +52,7 @@ def _figure(table: Table, baseline: str, compared: list[Record], styles: Styles,
 
 def _row(record: Record, styles: Styles) -> dict[str, Any]:
     speedup, style = record.speedup, styles.of(backend_name(record))
-    assert speedup is not None  # only who was compared comes here
+    assert speedup is not None  # callers pass compared records only
     return row(
         b=backend_name(record), c=style.colour, g=style.shape, m=short(speedup.ratio), l=short(speedup.ci_low),
         h=short(speedup.ci_high), v=speedup.verdict,

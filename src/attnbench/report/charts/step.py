@@ -1,4 +1,4 @@
-"""What a step of a whole model is made of, a stacked bar a backend: attention, its preparation, and the rest."""
+"""Parts of a step of a whole model, one stacked bar per backend: attention, its preparation, and the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnbench.report.charts.base.style import Styles
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
-    """A figure a case of which the parts of a step are known, in the order of the times."""
+    """Yield a figure for each case with known parts of a step, in the order of times."""
     for table in data.tables:
         bars = {backend_name(record): parts for record in table.records if (parts := parts_of(record))}
         if bars:

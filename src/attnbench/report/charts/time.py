@@ -1,7 +1,7 @@
-"""Time of each backend on one case: the median with its 95 % interval, over the samples themselves.
+"""Time of each backend for one case: the median with its 95 % interval, over the samples themselves.
 
-Of more than `MOST_SAMPLES` samples those at evenly spaced ranks are drawn, the shortest and the
-longest always among them, so that the strip keeps the shape of the whole.
+Of more than `MOST_SAMPLES` samples those at evenly spaced ranks are drawn, including the shortest and the
+longest, so that the strip keeps the shape of the distribution.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from attnbench.report.charts.base.style import Styles
 from attnbench.store.replicates import Processes
 
 MOST_SAMPLES = 40
-"Drawn of one record."
+"Most samples drawn for one record."
 WIDE = 4.0
-"Slowest over fastest from which the axis is logarithmic."
+"Ratio of slowest to fastest from which the axis is logarithmic."
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
-    """A figure a case with at least one time."""
+    """Yield a figure for each case with at least one time."""
     for table in data.tables:
         yield _figure(table, styles)
 
 
 def drawn_samples(samples: Sequence[float]) -> list[float]:
-    """At most `MOST_SAMPLES` of `samples`, at evenly spaced ranks."""
+    """Return at most `MOST_SAMPLES` of `samples`, at evenly spaced ranks."""
     ordered = sorted(samples)
     last = len(ordered) - 1
     if last < MOST_SAMPLES:
@@ -52,7 +52,7 @@ def _figure(table: Table, styles: Styles) -> Figure:
     medians = [record.time.median_ms for record in table.records if record.time and record.time.median_ms]
     unit = figures.unit_for(medians)
     rows = [_row(record, table, unit, styles) for record in table.records]
-    # A linear axis over a narrow range ends above 0, whatever room is left at its ends; a wide range is logarithmic.
+    # A linear axis over a narrow range ends above 0 despite its margins; a wide range is logarithmic.
     drawn = [value for one in rows for value in (one["m"], *one["s"], one.get("l"), one.get("h")) if value]
     wide = max(drawn) > WIDE * min(drawn)
     spec = _definition(unit.name, wide)
@@ -72,11 +72,11 @@ def _figure(table: Table, styles: Styles) -> Figure:
 
 def _row(record: Record, table: Table, unit: figures.Unit, styles: Styles) -> dict[str, Any]:
     time, style = record.time, styles.of(backend_name(record))
-    assert time is not None  # a table holds timed records only
+    assert time is not None  # a table contains timed records only
     scale = unit.per_ms
 
     def at(value: float | None) -> float | None:
-        return short(value * scale) if value and value > 0 else None  # below the timer's tick: no place on an axis
+        return short(value * scale) if value and value > 0 else None  # below the timer's tick: cannot be drawn
 
     half, median = figures.time_half(time), time.median_ms or 0.0
     members = table.processes[record.backend]

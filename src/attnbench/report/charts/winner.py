@@ -1,4 +1,4 @@
-"""Map of winners: the fastest backend of each shape, its lead, and shapes without a clear winner."""
+"""Map of winners: the fastest backend for each shape, its lead, and shapes without a clear winner."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from attnbench.report.charts.base.panels import FOLLOWERS, LENGTH, Lost, differi
 from attnbench.report.charts.base.style import PLAIN, Style, Styles
 
 ABOVE = 32
-"Pixels of the axis above the cells, without its title."
+"Height of the axis above the cells without its title, pixels."
 CELL = 44
-"Pixels of a row of cells."
+"Height of a row of cells, pixels."
 ROOMY = 5
-"Columns whose cells have room for most names."
+"Most columns for which cells have room for most names."
 TIGHT = "bandwidth('x') < 100"
-"Cells that have no room for names."
+"Condition for cells without room for names."
 KEY_COLUMNS, ON_A_PHONE_COLUMNS, KEY_ROW = 4, 2, 18
-"Names beside each other below the map, and pixels of a line of them."
+"Names per line of the legend below the map, wide and narrow, and height of such a line in pixels."
 NO_TIME, WITHOUT = "no time", "every backend failed, or its time is not known to within itself"
 NOBODY = "no clear winner"
 
 
 def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
-    """A map for each workload and way of measuring with at least two shapes that somebody could win."""
+    """Yield a map for each workload and set of conditions with at least two shapes in which backends were compared."""
     parts = data.by_conditions()
     for number, tables in enumerate(parts):
         contests = [table for table in tables if len(table.records) > 1]
@@ -67,7 +67,7 @@ def _figure(
     wins: dict[str, int] = {}
     for cell in clear:
         wins[cell["b"]] = wins.get(cell["b"], 0) + 1
-    # Where cells may be too narrow for names they have signs, and these are named below with their colours.
+    # If cells may be too narrow for names they have markers, which a legend with colours explains.
     key = tuple((name, styles.of(name)) for name in wins) if len(columns) > ROOMY else ()
     summary = ", ".join(f"{name} wins {count}" for name, count in sorted(wins.items(), key=lambda item: -item[1]))
     unclear = len(cells) - len(clear)
@@ -84,7 +84,7 @@ def _figure(
 
 
 def _across(tables: Sequence[Table]) -> str | None:
-    """The axis from left to right: the length, else the number that has most values."""
+    """Return the horizontal field: the length, else the numeric field with most values."""
     varying = differing(tables)
     if LENGTH in varying:
         return LENGTH
@@ -100,7 +100,7 @@ def _order(values: Sequence[Any], text: str) -> tuple[float, int]:
 
 
 def _cell(table: Table, styles: Styles) -> dict[str, Any]:
-    """Colour and words of one shape; without a clear winner it has no colour."""
+    """Return colour and text of one shape; without a clear winner it has no colour."""
     first, second = table.standing[:2]
     name = backend_name(first)
     if table.tied:
@@ -120,7 +120,7 @@ def _definition(
 ) -> Spec:
     import altair as alt
 
-    broken = "true" if long else ON_A_PHONE  # a shape of many axes takes a line for each
+    broken = "true" if long else ON_A_PHONE  # a shape of many fields needs a line for each
     x = alt.X("x:N").sort(list(columns)).scale(alt.Scale(paddingInner=0.015, paddingOuter=0))
     x = x.title([title, f"({goes_with})"] if goes_with else title)
     x = x.axis(alt.Axis(orient="top", labelAngle=0, labelOverlap=True, ticks=False, domain=False, grid=False))
@@ -134,7 +134,7 @@ def _definition(
             labelLimit=label_limit(),
             labelExpr=f"{broken} ? split(datum.label, ', ') : datum.label",
             labelLineHeight=LINE,
-            # A label of several lines begins where one of one line is centred.
+            # A label of several lines starts where a label of one line is centred.
             labelOffset=alt.expr(f"{broken} ? {-LINE * (lines - 1) / 2} : 0"),
         )
     )

@@ -1,7 +1,7 @@
-"""The report: runs as one HTML file that needs nothing beside it and asks nothing of any network.
+"""The report: runs as one self-contained HTML file that makes no network requests.
 
-What is read without a script (facts, tables, notes, reasons) is written here; the script sorts and
-filters them, lists all rows, and draws each chart when it comes into view.
+Everything readable without a script (facts, tables, notes, reasons) is in the HTML; the script sorts and
+filters tables, lists all rows, and draws each chart when it comes into view.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ LIBRARIES = ("altair", "jinja2")
 
 
 def ready() -> None:
-    """Find out, before anything is measured, whether a page can be made here.
+    """Check, before anything is measured, that a page can be made on this machine.
 
     Raises:
-        Unavailable: a library is missing; the line says what installs it.
+        Unavailable: a library is missing; the message has the command that installs it.
     """
     require("report", LIBRARIES)
 
 
 def page(runs: Sequence[Run]) -> str:
-    """The text of the file.
+    """Return the text of the file.
 
     Args:
-        runs: at least one, with their statistics derived; several stand in one page, their charts and rows joined.
+        runs: at least one, with their statistics derived; several share one page, with joint charts and rows.
 
     Raises:
         Unavailable: a library is missing.
@@ -40,7 +40,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def render(run: Run) -> bytes:
-    """The file of one run; a letter that UTF-8 has no code for (half a surrogate pair) becomes a question mark."""
+    """Return the file of one run; a character without a UTF-8 encoding (a lone surrogate) becomes a question mark."""
     return page([run]).encode("utf-8", "replace")
 
 

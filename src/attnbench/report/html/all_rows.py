@@ -16,13 +16,13 @@ from attnbench.report.html.content import Section, aligned
 from attnbench.store.replicates import case_of
 
 MOST_CHOICES = 40
-"Values of a column of which one is chosen from a list; more are filtered by text."
+"Most values of a column that are offered as a list; more are filtered by text."
 CONDITIONS = ("machine", "timer", "L2", "regime")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table before the columns are known."""
+    """One line of the table, before the columns are known."""
 
     record: Record
     section: Section
@@ -32,10 +32,10 @@ class Row:
 
 
 def listing(sections: Sequence[Section]) -> dict[str, Any]:
-    """Columns, and rows of as many texts, as plain JSON data.
+    """Return columns, and rows of as many texts, as plain JSON data.
 
-    Each column has ``title``, ``number`` (right-aligned, sorted by value), ``choice`` (few values: a list to
-    choose from) and ``link`` or ``copy`` where its cells are more than text.
+    Each column has ``title``, ``number`` (right-aligned, sorted by value), ``choice`` (few values: filtered by
+    a list) and ``link`` or ``copy`` if its cells are more than text.
     """
     rows = [row for section in sections for row in _rows(section)]
     timed = [row.line for row in rows if row.line]
@@ -66,7 +66,7 @@ def listing(sections: Sequence[Section]) -> dict[str, Any]:
             )
     columns += [
         (_column("reason"), [_reason(row.record) for row in rows]),
-        *([case] if axes else []),  # what the axes say already leads to the case, but need not be read first
+        *([case] if axes else []),  # other columns already identify the case, so its link can come last
         (_column("rerun", copy=True), [row.record.repro or "" for row in rows]),
     ]
     said = [(column, texts) for column, texts in columns if any(texts)]
@@ -78,7 +78,7 @@ def listing(sections: Sequence[Section]) -> dict[str, Any]:
 
 
 def dumps(data: Any) -> str:
-    """JSON for a script element: no text in it can end the element, or begin a comment."""
+    """Return JSON for a script element, escaped so that no text can end the element or start a comment."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")
 
@@ -88,7 +88,7 @@ def _column(title: str, **kind: bool) -> dict[str, Any]:
 
 
 def _rows(section: Section) -> Iterable[Row]:
-    """The headline lines of a run's cases, each followed by what has no time of it."""
+    """Yield the main lines of a run's cases, each case followed by its losses."""
     untimed: dict[str, dict[tuple[str, ...], Record]] = {}
     for record in section.run.records:
         if record.time is None:
@@ -105,7 +105,7 @@ def _rows(section: Section) -> Iterable[Row]:
 
 
 def _is_headline(block: Block) -> bool:
-    """Whether a table is of the cases' own times, not of their timers or phases."""
+    """Return whether a table contains the cases' own times, not those of timers or phases."""
     keys = {column.key for column in block.columns}
     return not keys.isdisjoint(("median", "mean")) and "phase" not in keys
 
@@ -117,7 +117,7 @@ def _conditions(block: Block) -> dict[str, str]:
 
 
 def _axes(rows: Sequence[Row]) -> Iterable[tuple[dict[str, Any], list[str]]]:
-    """The fields by which the cases are distinguished."""
+    """Yield the fields that distinguish the cases."""
     for name in named([row.record.case for row in rows]):
         values = [row.record.case.get(name) for row in rows]
         kinds = {type(value) for value in values} - {type(None)}

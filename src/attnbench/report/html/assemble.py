@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent
 VEGA_LITE = "6.4"
-"The version that altair 6 writes for."
+"The version of Vega-Lite that altair 6 writes."
 KINDS = {"winner": "Fastest by shape", "length": "Over sequence length", "roofline": "Roofline"}
-"Charts of whole runs, in the order of the page; kinds that are not listed follow under their own name."
+"Titles of charts of whole runs, in the order of the page; other kinds follow under their own names."
 MOST_CHARTS = 8
-"Charts of a kind that are shown unfolded; of more, half as many."
+"Most charts of a kind that are shown unfolded; if there are more, half as many."
 
 
 def assemble(runs: Sequence[Run]) -> str:
-    """The text of the page.
+    """Return the text of the page.
 
     Args:
         runs: at least one.
@@ -102,22 +102,22 @@ def _script() -> str:
 
 @cache
 def _library() -> str:
-    """vega, vega-lite and vega-embed as one script.
+    """Return vega, vega-lite and vega-embed as one script.
 
-    `vega.js` is what vl-convert makes (`tests/report/test_page.py` compares them); a page needs the script alone,
+    `vega.js` was made with vl-convert (`tests/report/test_page.py` compares them); a page only needs the script,
     and vl-convert is 84 MB.
     """
-    # Inside a script element a text is ended by its closing tag, and these two begin a comment; within
-    # JavaScript they stand in strings alone, where the backslash changes nothing.
+    # A closing script tag would end the script element, and these two sequences start a comment.  In the JavaScript
+    # they only occur in strings, where the backslash changes nothing.
     bundle = (FOLDER / "vega.js").read_text("utf-8")
     return re.sub(r"<(?=/script|script|!--)", r"\\x3c", bundle, flags=re.I)
 
 
 def _policy(scripts: Iterable[str]) -> str:
-    """What the browser lets this file do: run these scripts, and ask for nothing anywhere."""
+    """Return the content security policy: only these scripts run, and nothing is fetched."""
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
     hashes = " ".join(f"'sha256-{digest}'" for digest in digests)
-    # Vega sets styles on the elements it draws; a style can fetch nothing where images and fonts are refused.
+    # Vega sets inline styles; with images and fonts blocked, a style cannot fetch anything.
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"

@@ -17,7 +17,7 @@ COLUMN_TITLES = {"verdict": "verdict"}
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table of changes: its columns, and for each row the address of its case and its texts."""
+    """A table of changes: its columns, and for each row the anchor of its case and its texts."""
 
     columns: Sequence[Column]
     lines: Sequence[tuple[str, Sequence[tuple[Column, str]]]]
@@ -25,7 +25,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Run A beside a later one."""
+    """Run A compared with a later one."""
 
     anchor: str
     title: str
@@ -37,17 +37,17 @@ class Comparison:
     changed: Rows | None
     same: Rows | None
     figures: Sequence[int]
-    "places in the list of figures"
+    "indices in the list of figures"
     legend: str = LEGEND
 
 
 def comparison(compared: Compared, anchors: Mapping[str, str], figures: Sequence[int]) -> Comparison:
-    """One comparison of a page.
+    """Return one comparison of a page.
 
     Args:
-        compared: the two runs, judged.
+        compared: the two runs, with verdicts.
         anchors: of the cases of the first run, by their id.
-        figures: places of its figures.
+        figures: indices of its figures.
     """
     sides = ((FIRST, compared.first, " (dashed lines)" if figures else ""), (compared.letter, compared.run, ""))
     described = [
@@ -89,7 +89,7 @@ def _rows(changes: Sequence[Change], letter: str, anchors: Mapping[str, str]) ->
 
 
 def _ratio(change: Change) -> str:
-    """Of the times as they are, with the digits that the change supports, which is what remains of it for the code."""
+    """Format the ratio of the times as measured, with the digits of the change after corrections."""
     half = half_interval(change.change, change.low, change.high)
     return f"{measured(change.b_ms / change.a_ms, half)}x" if change.a_ms else ""
 

@@ -1,4 +1,4 @@
-"""The content of the page as data, without mark-up: each run, its cases, and what was not measured."""
+"""The content of the page as data, without markup: each run, its cases, and what was not measured."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ UNITS = {
     "timeout": "s",
 }
 POINT, DIGIT = "\u2008", "\u2007"
-"Spaces as wide as a point and as a digit."
+"Spaces as wide as a decimal point and as a digit."
 MOST_OPEN = 24
-"Cases that are shown unfolded; of more the reader chooses."
+"Most cases that are shown unfolded; if there are more, all are folded."
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case of one run: its tables as the terminal shows them, and its charts."""
+    """One case of one run: its tables as on the terminal, and its charts."""
 
     anchor: str
     title: str
     blocks: Sequence[Block]
     figures: Sequence[int] = ()
-    "places in the list of figures"
+    "indices in the list of figures"
 
     @property
     def conditions(self) -> str:
-        """Timer, cache state, regime and clock, where all tables share them."""
+        """Timer, cache state, regime and clock, if all tables share them."""
         words = {" · ".join(block.conditions.words()) for block in self.blocks if block.conditions}
         return words.pop() if len(words) == 1 else ""
 
@@ -93,18 +93,18 @@ class Section:
 
 
 def sections(runs: Sequence[Run], places: Mapping[tuple[int, str], Sequence[int]]) -> list[Section]:
-    """One section a run.
+    """Return one section per run.
 
     Args:
         runs: in the order given.
-        places: which figures belong to a case, by place of the run and id of the case.
+        places: indices of the figures of each case, by index of the run and id of the case.
     """
     named = zip(runs, run_names(runs), strict=True)
     return [_section(run, index, name, places) for index, (run, name) in enumerate(named)]
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """What tells runs apart: the suite, with the id where a suite comes twice."""
+    """Return names that distinguish runs: the suite, with the id if a suite occurs twice."""
     suites = Counter(run.suite for run in runs)
     return [run.suite if suites[run.suite] == 1 else f"{run.suite} {run.id}" for run in runs]
 
@@ -112,7 +112,7 @@ def run_names(runs: Sequence[Run]) -> list[str]:
 def _section(run: Run, index: int, name: str, places: Mapping[tuple[int, str], Sequence[int]]) -> Section:
     found = blocks(run)
     tables: dict[str, list[Block]] = {record.case_id: [] for record in run.records}
-    for block in sorted([*found, *_checked(run)], key=lambda block: not block.lines):  # what was lost comes last
+    for block in sorted([*found, *_checked(run)], key=lambda block: not block.lines):  # tables of losses come last
         tables[block.title].append(block)
     cases = [
         Case(f"r{index}c{number}", title, parts, places.get((index, title), ()))
@@ -133,7 +133,7 @@ def _section(run: Run, index: int, name: str, places: Mapping[tuple[int, str], S
 
 
 def _checked(run: Run) -> Iterator[Block]:
-    """The errors of what has no time (a run of `check`, a wrong output), a table a case."""
+    """Yield the errors of records without a time (a run of `check`, a wrong output), one table per case."""
     checked: dict[str, list[Record]] = {}
     for record in run.records:
         if record.time is None and record.errors:
@@ -151,12 +151,12 @@ def _checked(run: Run) -> Iterator[Block]:
 
 
 def aligned(texts: Sequence[str]) -> list[str]:
-    """Numbers of one column with their decimal points below each other, in letters that a browser keeps."""
+    """Align the decimal points of a column of numbers, with spaces that browsers preserve."""
     return decimal_aligned(texts, POINT, DIGIT)
 
 
 def rows_of(block: Block) -> list[tuple[Line, list[tuple[Column, str]]]]:
-    """The lines of a table with their texts, column by column."""
+    """Return the lines of a table with their texts, column by column."""
     columns = []
     for column in block.columns:
         texts = [line.cells.get(column.key, "") for line in block.lines]
@@ -168,7 +168,7 @@ def rows_of(block: Block) -> list[tuple[Line, list[tuple[Column, str]]]]:
 
 
 def texts_of(matrix: Matrix) -> dict[str, list[str]]:
-    """The columns of a matrix by backend; the fastest is set in bold and needs no mark."""
+    """Return the columns of a matrix by backend; the fastest is bold instead of marked."""
     columns = {}
     for name in matrix.backends:
         cells = [row.cells.get(name) for row in matrix.rows]
@@ -194,7 +194,7 @@ def _many(count: int, word: str, plural: str = "s") -> str:
 
 
 def environment_facts(environment: Environment) -> list[Fact]:
-    """What is known of a machine, named and with units; the packages last."""
+    """Return the known facts of a machine, with names and units; packages last."""
     values = {name: value for name, value in _fields(environment).items() if name != "packages"}
     facts = [(ENVIRONMENT_NAMES.get(name, name), _with_unit(name, value)) for name, value in values.items()]
     shown = {name for name in ("torch", "triton") if getattr(environment, name)}
@@ -203,9 +203,9 @@ def environment_facts(environment: Environment) -> list[Fact]:
 
 
 def setting_facts(settings: Settings) -> list[Fact]:
-    """How it was measured; what was left to other settings is left out."""
+    """Return the measurement settings; those that had no effect are omitted."""
     values = _fields(settings) | {"rel_ci": f"±{100 * settings.rel_ci:g} %"}
-    if settings.iterations is not None:  # fixed counts: nothing else stops the sampling
+    if settings.iterations is not None:  # with fixed counts, nothing else stops the sampling
         values = {name: value for name, value in values.items() if name not in ("rel_ci", "max_seconds")}
     names = {name: SETTING_NAMES.get(name, name.replace("_", " ")) for name in values}
     return [(names[name], _with_unit(name, value)) for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""Chart specs packed for the page: shared parts and tables are written once, tables as columns and rows."""
+"""Packs chart specs for the page: shared parts and tables are stored once, tables as columns and rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Packed = dict[str, Any]
 
 
 def pack(figures: Sequence[Figure]) -> Packed:
-    """What the page's script puts together again (``spec`` in page.js).
+    """Return data from which the page's script reconstructs the specs (``spec`` in page.js).
 
     Returns:
-        ``templates``: specs without data or height, each once; ``tables``: columns and rows, each once;
-        ``figures``: of each figure its template, its outer height and its tables by name, by place in the lists.
+        ``templates``: unique specs without data or height; ``tables``: unique tables, as columns and rows;
+        ``figures``: for each figure its template, its outer height and its tables by name, as indices of the lists.
     """
     templates, tables = _Once(), _Once()
     packed = []
@@ -28,7 +28,7 @@ def pack(figures: Sequence[Figure]) -> Packed:
 
 
 class _Once:
-    """A list of JSON data in which equals have one place."""
+    """A list of JSON data without duplicates."""
 
     def __init__(self) -> None:
         self.items: list[Any] = []
@@ -42,7 +42,7 @@ class _Once:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> list[Any]:
-    """Names of the columns, then the rows; a row that lacks a name has a gap in it, told from null by its length."""
+    """Return the column names, then the rows; missing values are gaps, distinguished from null by the row's length."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     if any(len(row) != len(names) for row in rows):
         return [None, *rows]

@@ -1,5 +1,5 @@
 """All runs in one SQL database: SQLite beside the run files, or PostgreSQL (docs/history.md).
 
-The run file is the truth.  The history keeps its lines to the letter, and beside them, ready for a
-question, what a trend needs: one row a record and timer, by series.
+The run file is the source of truth.  The history stores its lines unchanged and, ready for queries, what a trend
+needs: one row per record and timer, by series.
 """

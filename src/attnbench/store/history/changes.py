@@ -1,4 +1,4 @@
-"""What changed between two runs of one row: versions, source, environment and kernels, as recorded."""
+"""The recorded differences between two runs of one row: versions, source, environment and kernels."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ NAMES = {
     "sm_count": "SMs",
     "sm_max_mhz": "highest SM clock (MHz)",
 }
-"""Fields of an environment that move times, the likeliest first."""
+"""Fields of an environment that affect times, the likeliest first."""
 
 MOST_PACKAGES = 3
 HASH = 8
-"Letters of a source hash that are shown."
+"Letters of a source hash shown."
 
 
 def differences(before: TrendPoint, after: TrendPoint) -> list[str]:
-    """What changed from one run to the next, in words: ``torch 2.11.0 → 2.12.0``."""
+    """Return the differences between two consecutive points as texts such as ``torch 2.11.0 → 2.12.0``."""
     found = [
         *_changed("version", before.version, after.version),
         *_changed("source", _short(before.source_hash), _short(after.source_hash)),

@@ -1,4 +1,4 @@
-"""A run as the history keeps it: its lines to the letter, and the points of its series."""
+"""A run as stored in the history: its lines unchanged, and the points of its series."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from attnbench.store import runfile
 from attnbench.store.environments import device_name, environment_of
 
 SERIES = ("workload", "case_id", "backend", "config", "machine", "timer", "l2", "regime", "input", "lock_clocks")
-"""What makes a series: times that differ in any of these are never put beside each other."""
+"""The key of a series: times that differ in any of these are never compared."""
 
 LARGEST = 2**31 - 1
-"""Of a whole number in a column; a count that is larger was not counted."""
+"""Largest whole number of a column; a larger one cannot be a real count."""
 
 LEVEL = 3
-"""Of zlib: level 6 is 3 % smaller and takes twice as long."""
+"""Compression level of zlib: level 6 is 3 % smaller and takes twice as long."""
 
 Identity = tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One record's time by one timer, or its outcome where it has none."""
+    """One record's time by one timer, or its outcome if it has no time."""
 
     series: Identity
     "values of `SERIES`"
@@ -45,23 +45,23 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is written for one run."""
+    """The data written for one run."""
 
     run: Mapping[str, Any]
     "columns of the run"
     bodies: Sequence[bytes]
-    "one a record"
+    "one per record"
     points: Sequence[Point]
 
 
 def entry_of(run: Run) -> Entry:
-    """Prepare a run, so that the transaction that writes it is short."""
+    """Prepare a run before its transaction, to keep the transaction short."""
     head, lines = runfile.head(run), [runfile.line(item) for item in run.records]
     return entry_from(run, head, lines)
 
 
 def entry_from(run: Run, head: str, lines: Sequence[str]) -> Entry:
-    """The same of a run whose text is there already."""
+    """Prepare a run whose text exists already."""
     digest = hashlib.sha256(pack_text(head))
     for line in lines:
         digest.update(pack_text(line))
@@ -82,20 +82,20 @@ def entry_from(run: Run, head: str, lines: Sequence[str]) -> Entry:
 
 
 def pack_text(text: str) -> bytes:
-    """Bytes of a text, also of one with half a letter in it, which JSON can spell."""
+    """Encode a text, including lone surrogates, which JSON can hold."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def pack(text: str) -> bytes:
-    """A text made small; `unpack` gives it back to the letter."""
+    """Compress a text; `unpack` restores it exactly."""
     return zlib.compress(pack_text(text), LEVEL)
 
 
 def unpack(body: bytes) -> str:
-    """The text that `pack` was given.
+    """Return the text that `pack` compressed.
 
     Raises:
-        ValueError: the bytes are not those.
+        ValueError: the bytes do not come from `pack`.
     """
     try:
         return zlib.decompress(body).decode("utf-8", "surrogatepass")
@@ -104,12 +104,12 @@ def unpack(body: bytes) -> str:
 
 
 def column(text: str) -> str:
-    """A text in letters that every database takes; the exact one is in the packed line."""
+    """Return a text in characters that every database accepts; the packed line has the exact one."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
 
 
 def sortable(started: str) -> str:
-    """A time as UTC to the second, so that text in order is time in order; what is no time stays as it is."""
+    """Return a time as UTC to the second, so that texts sort by time; a text that is not a time stays unchanged."""
     try:
         moment = datetime.fromisoformat(started)
         moment = moment.replace(tzinfo=moment.tzinfo or UTC).astimezone(UTC)
@@ -131,7 +131,7 @@ def _points(run: Run, item: Record, place: int, environments: Sequence[str]) -> 
     times: list[Time | None] = [None]
     if item.status is Status.PASSED:
         times = [time for time in (item.time, *item.timers.values()) if time is not None and time.median_ms]
-    # By series: the headline time is one of the timers' as well, and a file may say one twice.
+    # By series: the headline time is also that of one timer, and a file may repeat one.
     found = {_identity(run, item, machine, time): time for time in reversed(times)}
     return [Point(series, place, spelled, shared | _figures(time)) for series, time in reversed(found.items())]
 

@@ -1,4 +1,4 @@
-"""What a database complains of, in one line of ours."""
+"""Turn errors of a database into one-line messages."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ SERVER = {
     "42P01": DAMAGED,
     "42703": DAMAGED,
 }
-"""By SQLSTATE, or its class: its first two letters."""
+"""By SQLSTATE, or by its class, the first two letters."""
 MISSING = ("no such ", "has no column", "could not decode", "malformed")
-"""Words of SQLite about a table or column that is gone, or text that is none."""
+"""SQLite's words for a missing table or column, or for invalid text."""
 
 
 class Damaged(Exception):
-    """What the database says cannot be: it was cut, overwritten or edited."""
+    """The database is inconsistent: it was truncated, overwritten or edited."""
 
 
 @contextmanager
 def faults_as_usage_errors(place: Place) -> Iterator[None]:
-    """Let failures of the database through as a `UsageError`.
+    """Turn failures of the database into a `UsageError`.
 
     Raises:
-        UsageError: naming the history and what is wrong with it.
+        UsageError: naming the history and its fault.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -66,9 +66,9 @@ def faults_as_usage_errors(place: Place) -> Iterator[None]:
 
 
 def _words(error: Exception, place: Place) -> tuple[str, str]:
-    # SQLAlchemy's own text repeats the statement and all its values; the driver's is one sentence.
+    # SQLAlchemy's text repeats the statement and all its values; the driver's is one sentence.
     cause = getattr(error, "orig", None) or error
-    if isinstance(cause, UnicodeDecodeError):  # SQLite's own sentence, with bytes of a damaged page in it
+    if isinstance(cause, UnicodeDecodeError):  # bytes of a damaged page in SQLite's own message
         return DAMAGED
     name = getattr(cause, "sqlite_errorname", None)
     if name:
@@ -81,7 +81,7 @@ def _words(error: Exception, place: Place) -> tuple[str, str]:
     for known in (state, state[:2]) if state else ():
         if known in SERVER:
             return SERVER[known]
-    # The first line is the reason, what follows are hints.
+    # The first line is the reason, the others are hints.
     said = next((line.strip() for line in str(cause).splitlines() if line.strip()), type(cause).__name__)
     for secret in place.secrets:
         said = said.replace(secret, "***")

@@ -1,7 +1,7 @@
-"""Lines of the tables, checked as they are read.
+"""Rows of the tables, checked when read.
 
-SQLite keeps anything in any column, and a page that was damaged says anything at all: a value is believed
-when it has the type of its field, and nothing else reads a line of the database.
+SQLite accepts any value in any column, and a damaged page may hold anything: a value is accepted only if it has the
+type of its field, and every query is read through this module.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NameLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BodyLine:
-    """A record's line of its run file, packed."""
+    """A record's line in its run file, packed."""
 
     body: bytes
 
@@ -78,7 +78,7 @@ class RowLine(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SeriesLine(Spelled):
-    """A row with its conditions."""
+    """A row and its conditions."""
 
     key: int
     workload: str
@@ -95,7 +95,7 @@ class SeriesLine(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PointLine(Spelled):
-    """A record's time in a series, or how it ended, with its run."""
+    """A record's time in a series, or its outcome, and its run."""
 
     run: int
     place: int
@@ -115,7 +115,7 @@ class PointLine(Spelled):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentLine:
-    """What points were measured on, as JSON."""
+    """An environment of points, as JSON."""
 
     key: int
     body: str
@@ -123,16 +123,16 @@ class EnvironmentLine:
 
 def fetch(history: Connection, kind: type[LineT], statement: str | Executable, values: Mapping[str, Any]
           ) -> list[LineT]:  # fmt: skip
-    """The lines of an answer.
+    """Return the rows of a query.
 
     Args:
-        history: open, within a transaction.
-        kind: what a line is; other columns of the answer are left out.
-        statement: SQL, or what SQLAlchemy made of it.
-        values: of its parameters; a text is asked for as it was kept, `spelled`.
+        history: open connection, in a transaction.
+        kind: class of a row; other columns of the result are ignored.
+        statement: SQL, or a statement of SQLAlchemy.
+        values: values of its parameters; a text is looked up as it is stored, `spelled`.
 
     Raises:
-        Damaged: a value is not of its field's type; the message names it.
+        Damaged: a value has another type than its field; the message names it.
     """
     from sqlalchemy import text
 
@@ -153,10 +153,10 @@ def fetch(history: Connection, kind: type[LineT], statement: str | Executable, v
 
 
 def outcomes_of(line: RunLine) -> dict[str, int]:
-    """How many records of a run ended how.
+    """Return the number of a run's records by outcome.
 
     Raises:
-        Damaged: the column does not say that.
+        Damaged: the column does not hold such counts.
     """
     counts = _parsed(line.outcomes, "outcomes")
     if not isinstance(counts, dict) or not all(type(count) is int for count in counts.values()):
@@ -165,10 +165,10 @@ def outcomes_of(line: RunLine) -> dict[str, int]:
 
 
 def environment_of(line: EnvironmentLine) -> Environment:
-    """The environment that points were measured in.
+    """Return the environment in which points were measured.
 
     Raises:
-        Damaged: the column holds none.
+        Damaged: the column does not hold an environment.
     """
     try:
         return from_dict(Environment, _parsed(line.body, "environment"), "environment")
@@ -177,10 +177,10 @@ def environment_of(line: EnvironmentLine) -> Environment:
 
 
 def text_within(packed: bytes) -> str:
-    """A text that `entry.pack` made small.
+    """Return the text that `entry.pack` compressed.
 
     Raises:
-        Damaged: the bytes are not those.
+        Damaged: the bytes do not come from `entry.pack`.
     """
     try:
         return unpack(packed)
@@ -189,10 +189,10 @@ def text_within(packed: bytes) -> str:
 
 
 def data_within(packed: bytes) -> dict[str, Any]:
-    """The JSON object in such a text.
+    """Return the JSON object in such a text.
 
     Raises:
-        Damaged: it is none.
+        Damaged: the text is not a JSON object.
     """
     data = _parsed(text_within(packed), "text")
     if not isinstance(data, dict):

@@ -1,7 +1,7 @@
-"""A history opened: made where there is none, brought to this release's shape, refused if it is newer.
+"""Open a history: create it if missing, migrate it to this release's schema, refuse it if newer.
 
-The shape is made by the steps in `migrations`, also for a new history, so that there is one way to it.
-They run in one transaction that no other can enter, so any number of processes may open at once.
+The migrations create the schema of a new history too, so there is one way to it.  They run in one exclusive
+transaction, so any number of processes may open at once.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 
 STEPS = Path(__file__).with_name("migrations")
 LATEST = "0001"
-"""Name of the last step; a test holds it against the folder, which takes alembic to read."""
+"""Name of the last migration; a test compares it with the folder, which takes alembic to read."""
 
 OURS = "attnbench_"
 VERSION_TABLE = f"{OURS}version"
 STEP = re.compile(r"[0-9]{4}")
 PATIENCE_S = 30.0
-"""How long to wait for other writers."""
+"""Time to wait for other writers."""
 
 LOCK = 0x61747462
-"""Of the transactions that change the shape of a database on a server."""
+"""Key of the advisory lock of transactions that migrate a database on a server."""
 
 
 @contextmanager
 def open_history(place: Place, *, write: bool, patience_s: float = PATIENCE_S) -> Iterator[Connection]:
-    """Open a history for one process; every ``connection.begin()`` is a transaction.
+    """Open a history for one process; each ``connection.begin()`` is a transaction.
 
     Args:
-        place: where it is.
-        write: False makes and changes nothing.
+        place: its file or URL.
+        write: if False, create and change nothing.
         patience_s: seconds to wait for a lock.
 
     Raises:
         Unavailable: a library is missing.
-        UsageError: it cannot be opened, is locked, is not ours or of a newer attnbench; also whatever
-            goes wrong with the database until the block ends.
+        UsageError: it cannot be opened, is locked, is not a history or of a newer attnbench; also for any failure of
+            the database until the block ends.
     """
     require_sqlalchemy()
     with faults_as_usage_errors(place):
@@ -87,7 +87,7 @@ def _engine(place: Place, write: bool, patience_s: float) -> Engine:
     engine = create_engine(
         "sqlite://", poolclass=NullPool, hide_parameters=True, creator=lambda: _connect(path, write, patience_s)
     )
-    # The driver's own transactions begin late, and one that turns from reading to writing cannot wait for its lock.
+    # The driver begins its transactions late, and one that upgrades from reading to writing cannot wait for its lock.
     begin = "BEGIN IMMEDIATE" if write else "BEGIN"
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     return engine
@@ -97,7 +97,7 @@ def _is_there(place: Place) -> bool:
     assert place.path is not None
     try:
         return place.path.exists()
-    except (OSError, ValueError) as error:  # a folder that may not be looked into, too long a name, a NUL
+    except (OSError, ValueError) as error:  # a folder that may not be read, a name too long, a NUL
         raise _closed(place, error) from None
 
 
@@ -133,7 +133,7 @@ def _connect(path: Path, write: bool, patience_s: float) -> sqlite3.Connection:
     try:
         connection.execute("SELECT 1 FROM sqlite_master")
     except sqlite3.OperationalError as error:
-        # Readers of a shared file leave marks beside it; where they may not, it is read as it lies, if nobody writes.
+        # Readers of a shared file create files beside it.  If they may not, read it as is unless it has a writer.
         if error.sqlite_errorname.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or _has_journal(path):
             connection.close()
             raise
@@ -150,13 +150,13 @@ def _has_journal(path: Path) -> bool:
 
 
 def _share(connection: sqlite3.Connection) -> None:
-    """Let readers and a writer work side by side (the write-ahead log); it is remembered in the file."""
+    """Let readers and a writer work at the same time (write-ahead log); the file stores the setting."""
     if connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
         return
     try:
         connection.execute("PRAGMA journal_mode=WAL")
     except sqlite3.OperationalError as error:
-        # Somebody else is at it; whoever is next sets it. Until then they take turns.
+        # Another process has it open; a later one sets it.  Until then readers and writers take turns.
         if not error.sqlite_errorname.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
             raise
 
@@ -190,16 +190,16 @@ def _bring_up(connection: Connection, place: Place, write: bool) -> None:
     with connection.begin():
         if place.path is None:
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
-        if _version(connection, place) != LATEST:  # who had the lock before may have done it
+        if _version(connection, place) != LATEST:  # the previous holder of the lock may have migrated
             migrate(connection, STEPS)
 
 
 def _version(connection: Connection, place: Place) -> str | None:
-    """The last step taken; None before the first.
+    """Return the last migration applied; None before the first.
 
     Raises:
-        UsageError: somebody else's file, or a newer schema.
-        Damaged: tables of ours without one schema that there is or may come to be.
+        UsageError: the database belongs to another program, or its schema is newer.
+        Damaged: it has tables of a history but no valid schema version.
     """
     from sqlalchemy import inspect
 
@@ -240,12 +240,12 @@ def _version(connection: Connection, place: Place) -> str | None:
 
 
 def steps() -> list[str]:
-    """Names of the steps there are, by their files, which takes no alembic to read."""
+    """Return the names of all migrations by their files, which takes no alembic to read."""
     return sorted(path.stem[1:5] for path in (STEPS / "versions").glob("v[0-9][0-9][0-9][0-9]_*.py"))
 
 
 def migrate(connection: Connection, steps: Path) -> None:
-    """Take the steps that are missing, within the transaction that is open."""
+    """Apply the missing migrations within the open transaction."""
     from alembic.operations import Operations
     from alembic.runtime.migration import MigrationContext
     from alembic.script import ScriptDirectory

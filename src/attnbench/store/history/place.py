@@ -1,4 +1,4 @@
-"""Where a history is: a file of SQLite or a URL, and how either is named without its secrets."""
+"""The location of a history, a file of SQLite or a URL, and its name without secrets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WHO = "history"
 FILE = "history.sqlite"
 VARIABLE = "ATTNBENCH_HISTORY"
 OFF = "off"
-"""Value of the variable with which runs are kept nowhere but in their files."""
+"""Value of the variable that turns the history off."""
 
 ACCEPTED = "postgresql://[USER[:PASSWORD]@]HOST[:PORT]/DATABASE, or sqlite:///FILE"
 INSTALL = "pip install 'attnbench[postgresql]'"
@@ -26,30 +26,30 @@ A_PATH = re.compile(r"[\w./ -]+\.(db|sqlite3?)")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One history."""
+    """The location of one history."""
 
     name: str
-    "fit to be printed: no user, no password"
+    "printable: no user, no password"
     path: Path | None = None
-    "of SQLite"
+    "file of SQLite"
     url: Any = field(default=None, repr=False)
-    "sqlalchemy's, of a server"
+    "URL of a server, as sqlalchemy's class"
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
 def find_place(url: str | None, folder: str | Path, environment: Mapping[str, str] = os.environ) -> Place | None:
-    """The history that a flag, the environment or the folder of run files names, in this order.
+    """Return the history named by a flag, the environment or the folder of run files, in this order.
 
     Args:
         url: value of --db.
-        folder: of the run files.
-        environment: variables.
+        folder: folder of the run files.
+        environment: environment variables.
 
     Returns:
-        None where the environment says that there is to be none.
+        The location; None if the environment turns the history off.
 
     Raises:
-        UsageError: it is no URL of ours.
+        UsageError: it is not a supported URL.
         Unavailable: SQLAlchemy or the driver of the server is not installed.
     """
     field = "--db" if url is not None else VARIABLE
@@ -63,7 +63,7 @@ def find_place(url: str | None, folder: str | Path, environment: Mapping[str, st
 
 
 def require_sqlalchemy() -> None:
-    """Ask for the libraries of the history.
+    """Check that the libraries of the history are installed.
 
     Raises:
         Unavailable: one is not installed.
@@ -81,7 +81,7 @@ def require_sqlalchemy() -> None:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be found, without importing it."""
+    """Return whether a module can be found, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except ImportError:
@@ -95,7 +95,7 @@ def _parse(text: str, field: str) -> Place:
 
     try:
         url = make_url(text)
-        # The text itself may hold a password, so no answer repeats it.
+        # The text may hold a password, so no message repeats it.
     except (ArgumentError, ValueError):
         meant = f"; did you mean sqlite:///{text}?" if A_PATH.fullmatch(text) else ""
         raise UsageError(f"{WHO}: {field} is not the URL of a database; {ACCEPTED}{meant}") from None
@@ -106,7 +106,7 @@ def _parse(text: str, field: str) -> Place:
         return Place(url.database, Path(url.database))
     if kind != "postgresql":
         raise UsageError(refusal(WHO, field, f"{kind}:", "is a database that is not supported", ACCEPTED))
-    if "@" in (url.host or ""):  # the rest of a password
+    if "@" in (url.host or ""):  # a part of a password
         raise UsageError(f"{WHO}: {field} has two @; {ACCEPTED}; an @ in a password is written %40")
     name = "postgresql://" + (url.host or str(url.query.get("host", ""))) + (f":{url.port}" if url.port else "")
     name += f"/{url.database or ''}"

@@ -1,4 +1,4 @@
-"""Runs in the history: listed, and taken out as the files they were."""
+"""List the runs of the history, and restore their files."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 BEGINNING = re.compile(r"[0-9a-fA-F]{1,16}")
-"What an id of a run may begin with; no other text is asked for in SQL."
+"Beginning of an id of a run; no other text is queried."
 MOST_NAMED = 6
-"Candidates of an answer of one line."
+"Candidates named in a one-line message."
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which runs are looked at."""
+    """The runs to select."""
 
     suite: str | None = None
     since: str | None = None
     "as `sortable` writes it"
     limit: int | None = None
-    "the newest so many"
+    "this many, the newest"
 
     def where(self) -> tuple[str, dict[str, Any]]:
-        """Condition on a table of runs called r, and its values."""
+        """Condition on a table of runs called r, and its parameters."""
         conditions, values = ["1 = 1"], {}
         if self.suite is not None:
             conditions.append("r.suite = :suite")
@@ -47,7 +47,7 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """One line of the list of runs."""
+    """One row of the list of runs."""
 
     id: str
     started: str
@@ -58,10 +58,10 @@ class KeptRun:
 
 
 def since(text: str, now: datetime | None = None) -> str:
-    """What --since means: a date or time (ISO 8601, UTC), or days back as ``30d``.
+    """Return the time that --since means: a date or time (ISO 8601, UTC), or days back as ``30d``.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     if match := re.fullmatch(r"(\d{1,5})d", text):
         return ((now or datetime.now(UTC)) - timedelta(days=int(match[1]))).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -74,7 +74,7 @@ def since(text: str, now: datetime | None = None) -> str:
 
 
 def list_runs(history: Connection, filters: Filters = Filters()) -> list[KeptRun]:
-    """Runs, newest first."""
+    """Return runs, newest first."""
     where, values = filters.where()
     limit = "" if filters.limit is None else f" LIMIT {int(filters.limit)}"
     with history.begin():
@@ -91,7 +91,7 @@ def list_runs(history: Connection, filters: Filters = Filters()) -> list[KeptRun
 
 
 def ids(history: Connection, start: str) -> list[str]:
-    """Ids of the runs whose id is `start`, or else begins with it."""
+    """Return the id of the run named `start`, or else all ids that begin with it."""
     if not BEGINNING.fullmatch(start):
         return []
     with history.begin():
@@ -103,17 +103,17 @@ def ids(history: Connection, start: str) -> list[str]:
 
 
 def text_of(history: Connection, run_id: str) -> tuple[str, str]:
-    """A run as the file it was.
+    """Return the text of a run's file.
 
     Args:
-        history: open.
-        run_id: its id, or a beginning of it that no other has.
+        history: open connection.
+        run_id: its id, or a unique beginning of it.
 
     Returns:
-        The whole id and the text.
+        The full id and the text.
 
     Raises:
-        UsageError: it is not there, or several are.
+        UsageError: no run has this id, or several begin with it.
     """
     from attnbench.store.runfile import document
 
@@ -144,6 +144,6 @@ def text_of(history: Connection, run_id: str) -> tuple[str, str]:
 
 
 def some(names: list[str]) -> str:
-    """Names for a message of one line."""
+    """Return names for a one-line message."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more

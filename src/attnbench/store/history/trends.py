@@ -1,7 +1,7 @@
-"""One row over all its runs: where it changed its level, and what changed beside it.
+"""One row over all its runs: where its time changed level, and what else changed there.
 
-A row is a case and a backend.  Its times by different timers, cards, cache states, regimes,
-configurations, inputs or locked clocks are series of their own.
+A row is a case and a backend.  Each combination of timer, GPU, cache state, regime, configuration, input and locked
+clocks is a series of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ALL = Filters()
 
 NEAR = 2
-"""Runs on either side of a change in which its cause is looked for: it is found to within a few."""
+"""Runs on either side of a change that are searched for its cause: a change is located to within a few runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class TrendPoint:
     run_id: str
     started: str
     median_ms: float
-    "where several processes measured it, the median of theirs"
+    "if several processes measured it, the median of theirs"
     low_ms: float | None
     high_ms: float | None
-    "95 % interval of the median; of several processes the lowest and highest of theirs"
+    "95 % interval of the median; for several processes, the lowest and highest of theirs"
     num_samples: int | None
     processes: int
     sm_mhz: float | None
@@ -70,9 +70,9 @@ class TrendPoint:
     source_hash: str | None
     environment: Environment | None
     kernels: tuple[str, ...] | None
-    "None where they were not looked up: only beside a change"
+    "None if not read: they are read only next to a change"
     records: tuple[tuple[int, int], ...]
-    "key of the run and place, of each process"
+    "key of the run and place of the record, for each process"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +84,13 @@ class Change:
     before_ms: float
     after_ms: float
     differences: tuple[str, ...]
-    "what changed with it, in words; nothing where nothing that is recorded did"
+    "what else changed, as texts; empty if nothing that is recorded did"
     offset: int
-    "points from the change to where that changed"
+    "points from the change to those differences"
 
     @property
     def ratio(self) -> float:
-        """After over before."""
+        """The time after over the time before."""
         return self.after_ms / self.before_ms
 
 
@@ -125,16 +125,16 @@ class Trend:
 def find_row(
     history: Connection, text: str | None = None, *, case: str | None = None, backend: str | None = None
 ) -> Row:
-    """The one row that is meant.
+    """Return the one row that the arguments name.
 
     Args:
-        history: open.
-        text: ``CASE/BACKEND``, each or the whole a part that no other row has; letters of either case.
-        case: of the case's id, likewise.
-        backend: of the backend's name, likewise.
+        history: open connection.
+        text: ``CASE/BACKEND``, each or the whole a unique part; case-insensitive.
+        case: unique part of the case's id.
+        backend: unique part of the backend's name.
 
     Raises:
-        UsageError: no row or several fit.
+        UsageError: no row or several rows match.
     """
     with history.begin():
         found = fetch(history, RowLine, "SELECT DISTINCT case_id, backend FROM attnbench_series ORDER BY 1, 2", {})
@@ -154,7 +154,7 @@ def find_row(
 
 
 def _by_text(rows: list[Row], text: str) -> list[Row]:
-    if "://" in text:  # a database given in the place of a row; it may hold a password
+    if "://" in text:  # a database given as the row; it may hold a password
         raise UsageError(f"{WHO}: ROW is a URL; CASE/BACKEND, and the URL after --db")
     left, slash, right = text.rpartition("/")
     if slash and (fits := _narrow(_narrow(rows, left, lambda row: row.case_id), right, lambda row: row.backend)):
@@ -175,14 +175,14 @@ def _fitting(rows: list[Row], text: str, name: Any, field: str) -> list[Row]:
 
 
 def _narrow(rows: list[Row], text: str, name: Any) -> list[Row]:
-    """Rows of exactly this name, or else those with it somewhere inside."""
+    """Return the rows of exactly this name, or else those whose name contains it."""
     wanted = text.casefold()
     exact = [row for row in rows if name(row).casefold() == wanted]
     return exact or [row for row in rows if wanted in name(row).casefold()]
 
 
 def trends(history: Connection, row: Row, filters: Filters = ALL) -> tuple[list[Trend], list[Loss]]:
-    """All series of a row that have a time, the longest first, and the runs in which it has none."""
+    """Return all series of a row that have a time, longest first, and the runs in which the row did not pass."""
     where, values = filters.where()
     with history.begin():
         series = fetch(
@@ -265,7 +265,7 @@ def _environments(history: Connection, keys: set[int | None]) -> dict[int, Envir
 
 
 def _explained(history: Connection, points: list[TrendPoint], found: ChangePoint) -> Change:
-    """What changed at the change itself, or else between neighbours as near to it as can be."""
+    """Return a change with the differences at the change itself, or else at the nearest neighbours that differ."""
     offsets = sorted(range(-NEAR, NEAR + 1), key=lambda offset: (abs(offset), offset))
     for offset in offsets:
         at = found.index + offset

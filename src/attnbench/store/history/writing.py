@@ -1,4 +1,4 @@
-"""Runs put into the history: one transaction each, the same run once, a grown one in place of its beginning."""
+"""Add runs to the history, one transaction each; a repeated run is skipped, a grown one replaces its older state."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 Outcome = Literal["added", "grown", "unchanged", "older"]
-"""New here; in place of its own beginning; there already; there already with more records."""
+"""New; replaced the beginning of the same run; present already; present already with more records."""
 
 SHORT_PATIENCE_S = 5.0
-"""At the end of a run: the file is written, and `attnbench history --add` can make up for it."""
+"""At the end of a run: the file is written, and `attnbench history --add` can add it later."""
 
 CHUNK = 500
-"""Values of one IN (...): databases bound how many a statement may have."""
+"""Values of one IN (...): databases limit their number."""
 
 
 def keep(path: Path, *, make: bool = True) -> str | None:
-    """Add the finished run file at `path` to the history beside it, or to where the environment says.
+    """Add the finished run file at `path` to the history beside it, or to the one the environment names.
 
-    Never fails: the run file is the truth, and it is written.
+    Never fails: the run file is the source of truth, and it is written.
 
     Args:
-        path: of the run file.
-        make: a history beside it where there is none and the environment names none.
+        path: path of the run file.
+        make: create a history beside it if there is none and the environment names none.
 
     Returns:
-        What went wrong, in one line; None where nothing did, or where SQLAlchemy is not installed.
+        The failure in one line; None if the run was added or SQLAlchemy is not installed.
     """
     if not (is_installed("sqlalchemy") and is_installed("alembic")):
         return None
@@ -52,29 +52,29 @@ def keep(path: Path, *, make: bool = True) -> str | None:
         if place is not None and (make or named or (place.path is not None and place.path.is_file())):
             with open_history(place, write=True, patience_s=SHORT_PATIENCE_S) as history:
                 add(history, read(path))
-    except Exception as error:  # whatever it is, it must not take along a run that is measured and written
+    except Exception as error:  # catches everything: the run is measured and written, so it must not fail
         why = " ".join(str(error).split()) or type(error).__name__
         return f"the run is in its file, but not in the history ({why}); {todo}"
     return None
 
 
 def add(history: Connection, run: Run) -> Outcome:
-    """Put a run into the history.
+    """Add a run to the history.
 
     Raises:
-        UsageError: another run of this id is there.
+        UsageError: the history has another run of this id.
     """
     return add_entry(history, entry_of(run))
 
 
 def add_entry(history: Connection, entry: Entry) -> Outcome:
-    """Put what `entry_of` made into the history, whole or not at all.
+    """Add the entry that `entry_of` returned, whole or not at all.
 
     Raises:
-        UsageError: another run of this id is there.
+        UsageError: the history has another run of this id.
     """
     with history.begin():
-        if history.dialect.name == "postgresql":  # writers of one run wait for each other, those of others do not
+        if history.dialect.name == "postgresql":  # only writers of the same run wait for each other
             number = int.from_bytes(hashlib.sha256(entry.run["id"].encode()).digest()[:8], "big", signed=True)
             _do(history, "SELECT pg_advisory_xact_lock(:number)", {"number": number})
         there = fetch(
@@ -93,7 +93,7 @@ def add_entry(history: Connection, entry: Entry) -> Outcome:
 
 
 def _compared(history: Connection, key: int, entry: Entry) -> Literal["grown", "older"]:
-    """Which of two runs of one id goes on from the other.
+    """Return which of two runs of one id continues the other.
 
     Raises:
         UsageError: neither does.
@@ -169,8 +169,8 @@ def _insert(history: Connection, entry: Entry) -> None:
 
 
 def _keys(history: Connection, table: str, wanted: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """Keys by digest; what is not there yet is made."""
-    # In one order by all writers, or two of them could wait for each other.
+    """Return keys by digest; missing rows are inserted."""
+    # All writers use one order, or two of them could deadlock.
     digests = sorted(wanted)
     found = _find(history, table, digests)
     missing = [{"digest": digest, **wanted[digest]} for digest in digests if digest not in found]

@@ -36,29 +36,29 @@ class AttentionWorkload(Workload[AttentionCase, "AttentionInputs"]):
     variants = ("softmax",)
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
-        """Out, and by mode dq, dk and dv."""
+        """Return out, and in modes with a backward dq, dk and dv."""
         self._known(variant)
         return {"out": OutputKind.VALUE} | dict.fromkeys(("dq", "dk", "dv"), OutputKind.GRADIENT)
 
     def case(self, values: Mapping[str, Any]) -> AttentionCase:
-        """Build a case from axis values or from `AttentionCase.to_dict`; what is missing takes the axis default.
+        """Build a case from axis values or from `AttentionCase.to_dict`; missing values get the axis default.
 
         A window may be a tuple or list of two numbers, one number (right is then 0 if causal, else the
         same), the text of the flag, or None.
 
         Raises:
-            UsageError: an axis is not known or a value not possible.
+            UsageError: an axis is unknown or a value is not allowed.
         """
         filled = self.filled(values)
         filled["window"] = _window(filled["window"], filled["causal"])
         return AttentionCase(**filled)
 
     def work(self, case: AttentionCase) -> Work:
-        """Exact useful FLOPs and least bytes; `work.py` says what is counted."""
+        """Return exact useful FLOPs and least bytes; `work.py` says what is counted."""
         return work(case)
 
     def inputs(self, case: AttentionCase, *, seed: int, kind: str, device: str | device) -> AttentionInputs:
-        """Seeded inputs; see `inputs.make_inputs`."""
+        """Return seeded inputs; see `inputs.make_inputs`."""
         from attnbench.workloads.attention.inputs import make_inputs
 
         return make_inputs(case, seed=seed, kind=kind, device=device)
@@ -66,7 +66,7 @@ class AttentionWorkload(Workload[AttentionCase, "AttentionInputs"]):
     def oracle(
         self, variant: str, case: AttentionCase, inputs: AttentionInputs, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """Out (and dq, dk, dv unless the mode is fwd) of the drawn pairs; `parts.py` draws the layout."""
+        """Return out (and dq, dk, dv unless the mode is fwd) of the drawn pairs; `parts.py` has the layout."""
         from attnbench.workloads.attention.oracle import evaluate
 
         self._known(variant)
@@ -75,20 +75,20 @@ class AttentionWorkload(Workload[AttentionCase, "AttentionInputs"]):
     def expected_errors(
         self, variant: str, case: AttentionCase, inputs: AttentionInputs, *, draw: Draw
     ) -> dict[str, Tensor]:
-        """Standard deviation of each element of an honest evaluation; `rounding.py` derives it."""
+        """Return the standard deviation of rounding errors of each element; derived in `rounding.py`."""
         from attnbench.workloads.attention.rounding import expected_errors
 
         self._known(variant)
         return expected_errors(case, inputs, draw=draw)
 
     def draw(self, case: AttentionCase, *, seed: int, max_bytes: int) -> Draw:
-        """All (sequence, KV head) pairs if the fp64 oracle fits, else the corners and a seeded draw."""
+        """Return all (sequence, KV head) pairs if the fp64 oracle fits, else the corners and a seeded draw."""
         from attnbench.workloads.attention.parts import choose
 
         return choose(case, seed=seed, max_bytes=max_bytes)
 
     def select(self, case: AttentionCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        """The drawn pairs of a backend's whole outputs, laid out as the oracle's."""
+        """Return the drawn pairs of a backend's whole outputs, in the oracle's layout."""
         from attnbench.workloads.attention.parts import select
 
         return select(case, outputs, draw)
@@ -96,20 +96,20 @@ class AttentionWorkload(Workload[AttentionCase, "AttentionInputs"]):
     def suspects(
         self, variant: str, case: AttentionCase, inputs: AttentionInputs, *, draw: Draw
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
-        """Wrong alignment, a mask, window or scale left out, KV heads dealt wrongly: those that apply."""
+        """Wrong alignment, a missing mask, window or scale, wrongly assigned KV heads: those that apply."""
         from attnbench.workloads.attention.suspects import suspects
 
         self._known(variant)
         return suspects(case, inputs, draw=draw)
 
     def signs(self, case: AttentionCase) -> Mapping[str, str]:
-        """Scores keep their bits; out, like v, changes sign by dimension, dq like q."""
+        """Scores keep their bits; out, like v, changes sign by dimension, and dq like q."""
         return {"q": "qk", "k": "qk", "dq": "qk", "dk": "qk", "v": "v", "dout": "v", "out": "v", "dv": "v"}
 
     def shrink(self, case: AttentionCase, factor: float) -> AttentionCase | None:
-        """Fewer sequences, and where one is still too large a shorter one; None where nothing smaller is left.
+        """Return a case of fewer sequences, or for one sequence a shorter one; None if nothing smaller is left.
 
-        Memory is taken as proportional to batch × seqlen, so the advice is on the safe side for an
+        Memory is taken as proportional to batch × seqlen, so the advice is conservative for an
         implementation that stores the scores.
         """
         if not 0 < factor < 1:
@@ -143,7 +143,7 @@ def _window(window: object, causal: object) -> object:
 
 
 def _shorter(length: int, share: float) -> int:
-    """Scale a length down, to a multiple of 64 where there is room; a single query stays."""
+    """Scale a length down, to a multiple of 64 if large enough; a single query is kept."""
     if share >= 1 or length == 1:
         return length
     scaled = int(length * share)

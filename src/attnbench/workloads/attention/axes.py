@@ -1,6 +1,6 @@
-"""How the command line and the suite files spell the fields of an `AttentionCase`.
+"""Spelling of the fields of an `AttentionCase` on the command line and in suite files.
 
-The defaults are the shape of the seeds' minimal benchmark.  Imports without torch.
+The defaults are the shape of the minimal benchmark in the seed documents.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ ACCEPTED_WINDOW = "none, LEFT or LEFT:RIGHT in keys, -1 for unbounded (LEFT alon
 
 
 def parse_size(text: str) -> int:
-    """Read a whole number from 1 to `LARGEST_SIZE`."""
+    """Parse a whole number from 1 to `LARGEST_SIZE`."""
     if not (text.isascii() and text.isdigit() and len(text) < 12 and 1 <= int(text) <= LARGEST_SIZE):
         raise ValueError(f"a whole number from 1 to {LARGEST_SIZE}")
     return int(text)
 
 
 def parse_boolean(text: str) -> bool:
-    """Read true or false."""
+    """Parse true or false."""
     if text not in ("true", "false"):
         raise ValueError("true or false")
     return text == "true"
 
 
 def parse_window(text: str) -> tuple[int, int] | int | None:
-    """Read a window; a single number waits for the case, which knows whether it is causal."""
+    """Parse a window; a single number is completed by the case, which knows whether it is causal."""
     if text == "none":
         return None
     try:
@@ -39,7 +39,7 @@ def parse_window(text: str) -> tuple[int, int] | int | None:
 
 
 def parse_lengths(text: str) -> str:
-    """Read a name or explicit lengths; the case checks them against batch and seqlen."""
+    """Parse a name or explicit lengths; the case checks them against batch and seqlen."""
     read_lengths(text)
     return text
 

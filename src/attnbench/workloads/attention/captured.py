@@ -15,13 +15,13 @@ def read_captured(name: str, shapes: dict[str, tuple[int, ...]], dtype: torch.dt
     """Read q, k and v, on the CPU and in the case's precision.
 
     Args:
-        name: of the file, as `given_files.known_as` says it.
+        name: of the file, as returned by `given_files.known_as`.
         shapes: of q, k and v.
         dtype: of the case.
 
     Raises:
-        UsageError: it is not there or not readable; a tensor is missing, of another shape, not floating, not finite in
-            the case's precision, or has rows that are all 0.
+        UsageError: the file does not exist or cannot be read; a tensor is missing, has another shape, is not floating,
+            is not finite in the case's precision, or has rows that are all 0.
     """
     path = path_of("attention", "input", name)
     try:

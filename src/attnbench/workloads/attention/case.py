@@ -1,9 +1,9 @@
 """One problem of dense softmax attention: its shape, its mask, its precision, its lengths.
 
-Query i of a sequence with Sq queries and Sk keys stands at key position ``i + Sk - Sq`` (bottom-right
-alignment: the last query meets the last key).  Causal hides every key right of that position; a
-window (left, right) hides what is further away than that many keys.  A query that sees no key at all
-(causal with Sq > Sk has such rows) has the output 0 and sends no gradient, and counts as no work.
+Query i of a sequence with Sq queries and Sk keys is at key position ``i + Sk - Sq`` (bottom-right
+alignment: the last query sees the last key).  A causal mask hides every key right of that position; a
+window (left, right) hides keys further away than that.  A query that sees no key at all
+(such rows exist for causal with Sq > Sk) has the output 0, contributes no gradient and counts as no work.
 
 Imports without torch.
 """
@@ -20,14 +20,14 @@ from typing import Any
 from attnbench.errors import UsageError, refusal, unknown
 
 ACCEPTED_DTYPES = ("fp32", "fp16", "bf16")
-"Rows of `dtypes.DTYPES` that this family has inputs, an oracle and kernels for."
+"Names in `dtypes.DTYPES` for which this family has inputs, an oracle and kernels."
 MODES = ("fwd", "bwd", "fwd-bwd")
 ACCEPTED_LENGTHS = (
     "full, uniform, zipf, or a length for each sequence: 100:200:7 (queries), 100/50:200/60:7/9 (queries/keys)"
 )
 
 LARGEST_SIZE = 2**24
-"Above any tensor a device holds: a slip of the keyboard is refused before anything is allocated."
+"Larger than any tensor that fits on a device, so that typing errors are refused before anything is allocated."
 
 _SAME: Any = None
 _SIZES = ("batch", "seqlen", "seqlen_k", "nheads", "nheads_kv", "headdim", "headdim_v")
@@ -38,35 +38,35 @@ _LENGTHS_SEED = "attnbench lengths 1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionCase:
-    """A frozen problem.  Fields that follow a partner are filled in, so none is ever None.
+    """A frozen problem.  Fields with a default that depends on another field are filled in, so none is ever None.
 
     The softmax scale is 1/sqrt(headdim).
 
     Raises:
-        UsageError: a field is not possible; the message names it.
+        UsageError: the value of a field is not allowed; the message names the field.
     """
 
     batch: int
     "number of sequences"
     seqlen: int
-    "queries of a sequence (Sq); the longest allowed where `lengths` is not full"
+    "queries of a sequence (Sq); the most allowed if `lengths` is not full"
     seqlen_k: int = _SAME
-    "keys of a sequence (Sk); not given: seqlen"
+    "keys of a sequence (Sk); default: seqlen"
     nheads: int
     "query heads"
     nheads_kv: int = _SAME
-    "key and value heads, a divisor of nheads; not given: nheads"
+    "key and value heads, a divisor of nheads; default: nheads"
     headdim: int
     "size of a query and a key"
     headdim_v: int = _SAME
-    "size of a value and an output; not given: headdim"
+    "size of a value and an output; default: headdim"
     causal: bool = False
     window: tuple[int, int] | None = None
-    "(left, right) in keys, -1 unbounded, as 2²⁴ and more become; causal caps right at 0; what hides nothing is None"
+    "(left, right) in keys; 2²⁴ or more becomes -1, unbounded; causal limits right to 0; None if it hides nothing"
     dtype: str = "fp16"
     mode: str = "fwd"
     lengths: str = "full"
-    "full: every sequence is seqlen long (dense); all else is variable length (packed)"
+    "full: every sequence is seqlen long (dense); otherwise variable length (packed)"
 
     def __post_init__(self) -> None:
         for name, partner in (("seqlen_k", "seqlen"), ("nheads_kv", "nheads"), ("headdim_v", "headdim")):
@@ -95,7 +95,7 @@ class AttentionCase:
 
     @property
     def id(self) -> str:
-        """Short name such as ``b2-s1024-h8-d64-fp16-causal-fwd``; fields that follow their partner are left out."""
+        """Short name such as ``b2-s1024-h8-d64-fp16-causal-fwd``, without fields that equal their default."""
         parts = [f"b{self.batch}", f"s{self.seqlen}"]
         parts += [f"k{self.seqlen_k}"] * (self.seqlen_k != self.seqlen) + [f"h{self.nheads}"]
         parts += [f"kv{self.nheads_kv}"] * (self.nheads_kv != self.nheads) + [f"d{self.headdim}"]
@@ -119,12 +119,12 @@ class AttentionCase:
 
     @property
     def sequences(self) -> tuple[tuple[int, int], ...]:
-        """(queries, keys) of each sequence, `batch` of them, the same in every process and version."""
+        """(queries, keys) of each of the `batch` sequences, the same in every process and version."""
         return _sequences(self.lengths, self.batch, self.seqlen, self.seqlen_k)
 
     @property
     def reach(self) -> tuple[int | None, int | None]:
-        """How many keys left and right of its own position a query sees; None is unbounded."""
+        """Numbers of keys left and right of its own position that a query sees; None is unbounded."""
         left, right = self.window or (-1, -1)
         return None if left < 0 else left, 0 if self.causal else None if right < 0 else right
 
@@ -145,7 +145,7 @@ class AttentionCase:
 
 
 def read_lengths(text: str) -> tuple[tuple[int, int | None], ...] | None:
-    """Read explicit lengths: (queries, keys or None) of each sequence; None for a named distribution.
+    """Parse explicit lengths: (queries, keys or None) of each sequence; None for a named distribution.
 
     Raises:
         ValueError: it is neither; the message says what is accepted.
@@ -190,7 +190,7 @@ def _plain_window(window: object, causal: bool) -> tuple[int, int] | None:
                 "keys to the left and right from 0, -1 for unbounded",
             )
         )
-    # No sequence is longer: such a bound hides nothing, and libraries take no number over 32 bits.
+    # No sequence is longer, so such a bound hides nothing, and libraries accept no number over 32 bits.
     left, right = (-1 if bound >= LARGEST_SIZE else bound for bound in (left, right))
     if causal:
         right = 0
@@ -198,7 +198,7 @@ def _plain_window(window: object, causal: bool) -> tuple[int, int] | None:
 
 
 def _plain_lengths(case: AttentionCase) -> str:
-    """Check lengths against batch and seqlen and spell explicit ones the one shortest way."""
+    """Check lengths against batch and seqlen and bring explicit ones to their shortest form."""
 
     def refuse(wrong: str, accepted: str = ACCEPTED_LENGTHS) -> UsageError:
         return UsageError(refusal("attention", "lengths", case.lengths, wrong, accepted))
@@ -245,7 +245,7 @@ def _sequences(lengths: str, batch: int, seqlen: int, seqlen_k: int) -> tuple[tu
     explicit = read_lengths(lengths)
     if explicit is not None:
         return tuple((queries, queries if keys is None else keys) for queries, keys in explicit)
-    # Not mode, dtype or mask: cases that differ in those alone are to have the same sequences.
+    # Not mode, dtype or mask: cases that differ only in those must have the same sequences.
     rng = random.Random(f"{_LENGTHS_SEED} {lengths} {batch} {seqlen} {seqlen_k}")
     queries = _draw_lengths(lengths, batch, seqlen, rng)
     keys = queries if seqlen_k == seqlen else _draw_lengths(lengths, batch, seqlen_k, rng)
@@ -253,8 +253,8 @@ def _sequences(lengths: str, batch: int, seqlen: int, seqlen_k: int) -> tuple[tu
 
 
 def _draw_lengths(kind: str, count: int, longest: int, rng: random.Random) -> list[int]:
-    """Uniform over 1..longest, or Zipf: a length n as often as ln(1 + 1/n), about 1/n."""
-    # Only Random.random() promises the same stream in every Python version.
+    """Uniform over 1..longest, or Zipf: length n with frequency ln(1 + 1/n), about 1/n."""
+    # Only Random.random() guarantees the same stream in every Python version.
     draws = [rng.random() for _ in range(count)]
     if kind == "uniform":
         return [1 + int(draw * longest) for draw in draws]

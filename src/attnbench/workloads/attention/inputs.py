@@ -20,7 +20,7 @@ class AttentionInputs:
     """Tensors of a case.
 
     Dense: q [B, Sq, H, D], k [B, Sk, G, D], v [B, Sk, G, Dv], dout [B, Sq, H, Dv].  Variable length:
-    the sequences one after another without padding, q [Tq, H, D], k [Tk, G, D], v [Tk, G, Dv],
+    the sequences concatenated without padding, q [Tq, H, D], k [Tk, G, D], v [Tk, G, Dv],
     dout [Tq, H, Dv].  H query heads, G KV heads; all contiguous.
     """
 
@@ -30,20 +30,20 @@ class AttentionInputs:
     dout: Tensor | None
     "gradient of the output; None in mode fwd"
     cu_seqlens_q: Tensor | None
-    "int32 [B + 1] on the device: sequence b has the rows from [b] to [b + 1]; None where dense"
+    "int32 [B + 1] on the device: sequence b has the rows from [b] to [b + 1]; None if dense"
     cu_seqlens_k: Tensor | None
     max_seqlen_q: int
     "most queries of a sequence"
     max_seqlen_k: int
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor a backend reads, by name; those the case does not have are left out."""
+        """Every tensor a backend reads, by name, without those that the case does not have."""
         names = ("q", "k", "v", "dout", "cu_seqlens_q", "cu_seqlens_k")
         return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
 
 def torch_dtype(case: AttentionCase) -> torch.dtype:
-    """The case's precision as torch spells it."""
+    """The case's precision as a torch dtype."""
     return dtypes.torch_dtype(case.dtype)
 
 
@@ -52,19 +52,19 @@ def make_inputs(
 ) -> AttentionInputs:
     """Make the inputs of a case.
 
-    Values come from the device's own generator (a large tensor drawn on the CPU takes longer than
-    the measurement), so a seed gives the same values again on the same kind of device, not across
+    Values come from the device's own generator (drawing a large tensor on the CPU takes longer than
+    the measurement), so a seed gives the same values on the same kind of device, but not across
     kinds.  q, k and v of a seed are the same in every mode.
 
     Args:
         case: the problem.
         seed: of the values.
-        kind: a name in `kinds.KINDS`, or a file of captured tensors, whose q, k and v are taken whatever the seed.
-        device: where the tensors live.
+        kind: a name in `kinds.KINDS`, or a file of captured tensors, whose q, k and v are used whatever the seed.
+        device: of the tensors.
         grid: frames, height and width of kind video.
 
     Raises:
-        UsageError: the kind is not known, or the file does not fit.
+        UsageError: the kind is unknown, or the file does not fit.
     """
     if kind not in KINDS and not is_known(kind):
         raise unknown("attention", "input", kind, KINDS)

@@ -1,12 +1,12 @@
-"""Values of q, k and v by name (``--input``): what a kernel's precision and a map's quality depend on.
+"""Values of q, k and v by name (``--input``): a kernel's accuracy and a map's quality depend on them.
 
 normal        mean 0, deviation 1
 uniform       in [-1, 1)
-zeros         flatters the clock: power stays low
-outliers      normal, and at one element in 1000 a normal of deviation 10 is added
-channel-bias  normal; in k every channel of a head has a mean of its own, of deviation 5; the mean of v is 0.5
-video         a smooth field over (t, h, w) and noise of half its size, so that tokens attend to their neighbours;
-              the text before the video is noise.  q and k are the same random waves, v others
+zeros         unrealistic: power stays low, so the clock stays high
+outliers      normal, plus a normal of deviation 10 in one element of 1000
+channel-bias  normal; in k every channel of a head has its own mean, of deviation 5; the mean of v is 0.5
+video         a smooth field over (t, h, w) plus noise of half its size, so that tokens attend to their neighbours;
+              text before the video is noise.  q and k are the same random waves, v others
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ PLAIN: dict[str, Fill] = {
     "uniform": lambda tensor, generator: tensor.uniform_(-1.0, 1.0, generator=generator),
     "zeros": lambda tensor, generator: tensor.zero_(),
 }
-"Kinds that are the same of every tensor, and of every workload."
+"Kinds whose values do not depend on the tensor or the workload."
 KINDS = (*PLAIN, "outliers", "channel-bias", "video")
 OUTLIERS, OUTLIER_DEVIATION = 1e-3, 10.0
 BIAS_DEVIATION, V_MEAN = 5.0, 0.5
 FRAMES = 13
-"Of a video whose grid nobody says, in frames of 2:3 (CogVideoX: 13 x 30 x 45 and 226 tokens of text)."
+"Frames of a video without a given grid, each of 2:3 (CogVideoX: 13 x 30 x 45 and 226 tokens of text)."
 LENGTHS = (4.0, 6.0, 6.0)
-"Frames, lines and columns over which the field stays alike."
+"Correlation lengths of the field in frames, lines and columns."
 NOISE = 0.5
 Grid = tuple[int, int, int]
 
 
 def drawn_on(device: str | torch.device, seed: int) -> torch.Generator:
-    """The generator of a device; where tensors have no memory ("meta") nothing is drawn, and any will do."""
+    """Return a generator of the device; for tensors without memory ("meta") nothing is drawn, and any will do."""
     return torch.Generator("cpu" if torch.device(device).type == "meta" else device).manual_seed(seed)
 
 
@@ -45,8 +45,8 @@ def fill(kind: str, name: str, tensor: Tensor, generator: torch.Generator, *, gr
 
     Args:
         kind: of `KINDS`.
-        name: q, k, v or dout, whose values differ in some kinds.
-        tensor: [..., rows, heads, size]; several sequences of variable length count as one of all rows.
+        name: q, k, v or dout, on which the values of some kinds depend.
+        tensor: [..., rows, heads, size]; several sequences of variable length count as one sequence.
         generator: on the tensor's device.
         grid: frames, height and width of the video; None: `grid_of` the rows.
     """
@@ -55,7 +55,7 @@ def fill(kind: str, name: str, tensor: Tensor, generator: torch.Generator, *, gr
         return tensor
     sequences = tensor if tensor.dim() == 4 else tensor[None]
     if kind == "outliers":
-        for one in sequences:  # one by one: the numbers drawn are fp32
+        for one in sequences:  # one by one, because the numbers drawn are fp32
             far = torch.empty(one.shape, device=one.device).normal_(0.0, OUTLIER_DEVIATION, generator=generator)
             one += (far * (torch.rand(one.shape, generator=generator, device=one.device) < OUTLIERS)).to(one.dtype)
     elif kind == "channel-bias":
@@ -70,14 +70,14 @@ def fill(kind: str, name: str, tensor: Tensor, generator: torch.Generator, *, gr
 
 
 def grid_of(rows: int) -> Grid:
-    """Frames of 2:3 that hold as many rows as they can."""
+    """Return frames of 2:3 that hold as many rows as possible."""
     frames = FRAMES if rows >= 4 * FRAMES else 1
     height = max(1, math.isqrt(rows // frames * 2 // 3))
     return frames, height, rows // frames // height
 
 
 def positions(rows: int, grid: Grid | None, device: torch.device) -> Tensor:
-    """Position of each row in units of `LENGTHS`, fp32 [rows, 3]; NaN for the text before the video."""
+    """Return the position of each row in units of `LENGTHS`, fp32 [rows, 3]; NaN for the text before the video."""
     t, h, w = grid or grid_of(rows)
     at = torch.cartesian_prod(
         *(
@@ -90,9 +90,9 @@ def positions(rows: int, grid: Grid | None, device: torch.device) -> Tensor:
 
 
 def field(name: str, noise: Tensor, at: Tensor) -> Tensor:
-    """A field [rows, heads, size] of waves and of the noise given; where there is no position the noise alone."""
+    """Return a field [rows, heads, size]: waves plus the given noise; only noise for rows without a position."""
     heads, size = noise.shape[-2:]
-    # q and k have the same waves in every head of a group, whoever draws them first: they are not of the seed.
+    # q and k have the same waves in every head of a group, in whatever order they are drawn, so not by the seed.
     fixed = torch.Generator().manual_seed(7 if name in ("q", "k") else 11)
     waves = torch.randn(3, size, generator=fixed).to(noise.device)
     phase = (torch.rand(size, generator=fixed) * 2 * math.pi).to(noise.device)

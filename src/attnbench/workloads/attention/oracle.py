@@ -1,4 +1,4 @@
-"""The oracle: softmax attention and its gradients written out plainly, for any floating precision.
+"""The oracle: straightforward softmax attention and its gradients, for any floating precision.
 
 For one query group of R heads on one KV head, with c the softmax scale:
 
@@ -6,12 +6,12 @@ For one query group of R heads on one KV head, with c the softmax scale:
     dV = Σ_R Pᵀ dO       dP = dO Vᵀ        dS = c · P ∘ (dP - rowsum(P ∘ dP))
     dQ = dS K            dK = Σ_R dSᵀ Q
 
-In fp64 this is the truth a backend is held against.  In the case's own precision it rounds where an
+In fp64 this is the truth that a backend is compared with.  In the case's own precision it rounds where an
 eager PyTorch implementation rounds (scores, probabilities and every product are stored in that
-precision; softmax and its gradient are computed in fp32 inside), and its error sets the budget.
+precision; softmax and its gradient are computed in fp32 internally), and its error determines the budget.
 
 Rows are processed in chunks, each against only the keys it can reach, so memory does not grow with
-Sq · Sk.  The parts of dK and dV that the chunks give are summed in at least fp32.
+Sq · Sk.  The contributions of chunks to dK and dV are summed in at least fp32.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from attnbench.workloads.drawing import Part
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """What is computed: the mask and the scale.  `suspects` bends it, the oracle takes it from the case."""
+    """Mask and scale of a computation.  The oracle uses those of the case; `suspects` varies them."""
 
     left: int | None
     right: int | None
     scale: float
     top_left: bool = False
-    "query i stands at key i instead of i + Sk - Sq"
+    "query i is at key position i instead of i + Sk - Sq"
 
     @classmethod
     def of(cls, case: AttentionCase) -> Rule:
-        """The right rule of a case."""
+        """Return the right rule of a case."""
         left, right = case.reach
         return cls(left=left, right=right, scale=case.scale)
 
     def band(self, queries: int, keys: int) -> tuple[int, int]:
-        """Least and largest j - i at which query i of a sequence sees its key j."""
+        """Return the least and largest j - i at which query i of a sequence sees its key j."""
         diagonal = 0 if self.top_left else keys - queries
         least, largest = 1 - queries, keys - 1
         if self.left is not None:
@@ -58,7 +58,7 @@ class Rule:
         return least, largest
 
     def mask(self, rows: range, columns: range, sizes: tuple[int, int], device: torch.device) -> Tensor | None:
-        """Which of these keys each of these queries sees, bool [..., rows, columns]; None where all are.
+        """Return which of these keys each of these queries sees, bool [..., rows, columns]; None if all.
 
         Args:
             rows: queries.
@@ -71,12 +71,12 @@ class Rule:
 
 
 def reachable(rows: range, keys: int, band: tuple[int, int]) -> range:
-    """Keys of a sequence that any of these rows sees."""
+    """Return the keys of a sequence that any of these rows sees."""
     return range(max(0, rows.start + band[0]), min(keys, rows.stop + band[1]))
 
 
 def visible(rows: range, columns: range, band: tuple[int, int], device: torch.device) -> Tensor:
-    """Mask, bool [rows, columns]: which of these keys each of these queries sees."""
+    """Return the mask, bool [rows, columns]: which of these keys each of these queries sees."""
     i = torch.arange(rows.start, rows.stop, device=device)[:, None]
     j = torch.arange(columns.start, columns.stop, device=device)[None, :]
     return (j - i >= band[0]) & (j - i <= band[1])
@@ -99,8 +99,8 @@ def evaluate(
         dtype: of every product and of the result.
         draw: which pairs.
         rule: mask and scale, if not the case's own.
-        workspace: bytes of intermediate results to stay under (one row is the least); None takes what
-            suits the device.
+        workspace: limit of intermediate results in bytes (at least one row is computed); None for a
+            default of the device.
 
     Returns:
         out, and dq, dk, dv unless the mode is fwd, shaped as `parts.output_shapes` of the draw.
@@ -120,16 +120,16 @@ def in_blocks(
     workspace: int | None,
     beside: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Put together what `answer` gives for the drawn pairs, as many of the same lengths at a time as fit.
+    """Assemble the results of `answer` for the drawn pairs, with as many of equal lengths at a time as fit.
 
     Args:
         case: the problem.
         inputs: its tensors; the result is on their device.
-        answer: called with the tensors and the workspace that `attend` takes, and gives what that gives.
+        answer: called with the tensors and the workspace as in `attend`, and returns results as it does.
         dtype: of the tensors it is called with, and of the result.
         draw: which pairs.
         workspace: as in `evaluate`.
-        beside: further tensors that `answer` takes by name, [B, rows, H, size] of the query heads of a case that is
+        beside: further tensors that `answer` takes by name, [B, rows, H, size] by query heads, for a case that is
             not packed; it is called with [N, R, rows, size].
     """
     beside = beside or {}
@@ -152,12 +152,12 @@ def in_blocks(
 
 
 def _heads_first(tensor: Tensor) -> Tensor:
-    """[N, rows, R, size] to [N, R, rows, size] or back; what has no R stays."""
+    """Convert [N, rows, R, size] to [N, R, rows, size] or back; tensors without R are returned unchanged."""
     return tensor.transpose(1, 2) if tensor.dim() == 4 else tensor
 
 
 def _blocks(case: AttentionCase, pairs: Sequence[Part], workspace: int) -> Iterator[range]:
-    """Split the pairs into runs of the same lengths that fit in the workspace together."""
+    """Split the pairs into runs of equal lengths that fit in the workspace together."""
     for _, run in groupby(range(len(pairs)), key=lambda i: case.sequences[pairs[i][0]]):
         indices = list(run)
         size = max(1, workspace // parts.work_bytes(case, pairs[indices[0]]))
@@ -175,9 +175,9 @@ def attend(
         q: [N, R, Sq, D].
         k: [N, Sk, D].
         v: [N, Sk, Dv].
-        dout: [N, R, Sq, Dv], or None for the forward alone.
+        dout: [N, R, Sq, Dv], or None for the forward only.
         rule: mask and scale.
-        workspace: bytes of intermediate results to stay under.
+        workspace: limit of intermediate results in bytes.
 
     Returns:
         out [N, R, Sq, Dv], and with `dout` dq [N, R, Sq, D], dk [N, Sk, D], dv [N, Sk, Dv].
@@ -212,13 +212,13 @@ def attend(
 
 
 def _product(rows: Tensor, shared: Tensor) -> Tensor:
-    """[N, R, rows, x] @ [N, x, y] without a copy of the shared operand for each head."""
+    """[N, R, rows, x] @ [N, x, y] without copying the shared operand for each head."""
     return _matmul(rows.flatten(1, 2), shared).unflatten(1, rows.shape[1:3])
 
 
 def _matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.device.type == "cpu" and a.dtype.itemsize == 2:
-        # The same numbers (summed in fp32, rounded once), many times faster than a CPU's half products.
+        # The same result (summed in fp32, rounded once), many times faster than half-precision products on a CPU.
         return (a.float() @ b.float()).to(a.dtype)
     return a @ b
 
@@ -227,7 +227,7 @@ def _probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return scores.softmax(-1)
     p = scores.masked_fill_(~mask, -torch.inf).softmax(-1)
-    # A row that sees no key is 0/0 in the softmax; here it is 0.
+    # The softmax of a row that sees no key is 0/0; here it is 0.
     return p.masked_fill_(~mask.any(-1, keepdim=True), 0.0)
 
 

@@ -1,10 +1,10 @@
-"""Which part of a case is compared, and how the parts of its tensors lie.
+"""Which part of a case is compared, and the layout of the parts of its tensors.
 
-A pair is (sequence, KV head) and stands for all of it: every query of the sequence in every query
+A pair is (sequence, KV head) and includes every query of the sequence in every query
 head of that KV head's group, and every key and value of the KV head.  Nothing smaller has a complete
-dK and dV.  H query heads, G KV heads, R = H / G query heads a group, in two layouts:
+dK and dV.  H query heads, G KV heads, R = H / G query heads per group, in two layouts:
 
-    name        whole (no draw)                        drawn pairs, one after another
+    name        whole (no draw)                        drawn pairs, concatenated
     out         [B, Sq, H, Dv]  or packed [Tq, H, Dv]  [Σ Sq of the pairs, R, Dv]
     dq          [B, Sq, H, D]   or packed [Tq, H, D]   [Σ Sq of the pairs, R, D]
     dk          [B, Sk, G, D]   or packed [Tk, G, D]   [Σ Sk of the pairs, D]
@@ -25,31 +25,31 @@ from attnbench.workloads.base import Draw, in_layout
 from attnbench.workloads.drawing import Part, draw_parts
 
 UNIT = "(sequence, head) pairs"
-"What a part of a draw is, here and in HSTU attention."
+"Name of a draw's parts, here and in HSTU attention."
 
 WORKSPACE = 2**28
-"Bytes of intermediate results the oracle aims to stay under: enough to keep a GPU busy."
+"Target limit of the oracle's intermediate results, bytes: enough to keep a GPU busy."
 
 CPU_WORKSPACE = 2**24
-"The same on a CPU, where intermediates that leave the cache take about twice the time."
+"The same on a CPU, where intermediates larger than the cache take about twice the time."
 
 ITEM_BYTES = 8
-"Of fp64, the widest precision the oracle runs in: what memory is planned for."
+"Size of fp64, the widest precision of the oracle, for which memory is planned."
 
 SCORES = 6
-"Tensors of the size of the scores that a chunk of the oracle holds at once."
+"Number of tensors of the size of the scores that a chunk of the oracle holds at once."
 
 QUERY_SIDE = ("q", "dout", "out", "dq")
-"Tensors with a row a query and the query heads; all others have a row a key and the KV heads."
+"Tensors with one row per query and the query heads; all others have one row per key and the KV heads."
 
 
 def input_names(case: AttentionCase) -> tuple[str, ...]:
-    """Names of the tensors the oracle reads."""
+    """Names of the tensors that the oracle reads."""
     return ("q", "k", "v", "dout") if case.has_backward else ("q", "k", "v")
 
 
 def output_names(case: AttentionCase) -> tuple[str, ...]:
-    """Names of what a launch of this case leaves behind."""
+    """Names of the outputs of a launch of this case."""
     return ("out", "dq", "dk", "dv") if case.has_backward else ("out",)
 
 
@@ -82,7 +82,7 @@ def pairs_of(case: AttentionCase, draw: Draw) -> Sequence[Part]:
 
 
 def by_sequence(case: AttentionCase, name: str, tensor: Tensor) -> Sequence[Tensor]:
-    """Views [rows, heads, size] of a whole tensor, one for each sequence."""
+    """Return views [rows, heads, size] of a whole tensor, one per sequence."""
     if not case.packed:
         return tensor.unbind(0)
     side = 0 if name in QUERY_SIDE else 1
@@ -90,7 +90,7 @@ def by_sequence(case: AttentionCase, name: str, tensor: Tensor) -> Sequence[Tens
 
 
 def pieces(case: AttentionCase, name: str, tensor: Tensor, draw: Draw) -> list[Tensor]:
-    """Views of a whole tensor, one for each pair: [Sq, R, size] of queries, [Sk, size] of keys."""
+    """Return views of a whole tensor, one per pair: [Sq, R, size] of queries, [Sk, size] of keys."""
     views = by_sequence(case, name, tensor)
     if name in QUERY_SIDE:
         return [views[s][:, g * case.group_size : (g + 1) * case.group_size] for s, g in pairs_of(case, draw)]
@@ -98,7 +98,7 @@ def pieces(case: AttentionCase, name: str, tensor: Tensor, draw: Draw) -> list[T
 
 
 def result_pieces(case: AttentionCase, name: str, tensor: Tensor, draw: Draw) -> Sequence[Tensor]:
-    """Like `pieces`, of a tensor that lies as `output_shapes` says for this draw."""
+    """Like `pieces`, for a tensor in the layout of `output_shapes` for this draw."""
     if draw.parts is None:
         return pieces(case, name, tensor, draw)
     side = 0 if name in QUERY_SIDE else 1
@@ -106,9 +106,9 @@ def result_pieces(case: AttentionCase, name: str, tensor: Tensor, draw: Draw) ->
 
 
 def select(case: AttentionCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-    """Cut the drawn pairs from whole outputs; without a draw, the outputs themselves.
+    """Extract the drawn pairs from whole outputs; without a draw, return the outputs.
 
-    Names the case does not have are left out, as are those `outputs` lacks.
+    Names that the case or `outputs` does not have are skipped.
 
     Raises:
         AttnbenchError: an output is not in the workload's layout.
@@ -120,10 +120,10 @@ def select(case: AttentionCase, outputs: Mapping[str, Tensor], draw: Draw) -> di
 
 
 def choose(case: AttentionCase, *, seed: int, max_bytes: int) -> Draw:
-    """All pairs if the fp64 oracle of the case fits in `max_bytes`, else as many drawn pairs as fit.
+    """Return all pairs if the case's fp64 oracle fits in `max_bytes`, else as many drawn pairs as fit.
 
-    Counted: the result in fp64 and the oracle's workspace, not the inputs and not what `select` cuts
-    from a backend's outputs (at most as much as the result, in their precision).  The corners are always in, even where
+    This counts the result in fp64 and the oracle's workspace, but not the inputs or the results of `select`
+    (at most as large as the result, in their own precision).  The corners are always included, even if
     they alone take more: first and last sequence, and the shortest and the longest by queries and by
     keys, each with the first and the last KV head.
     """
@@ -141,7 +141,7 @@ def choose(case: AttentionCase, *, seed: int, max_bytes: int) -> Draw:
 
 
 def work_bytes(case: AttentionCase, pair: Part) -> int:
-    """Bytes the oracle works in for one pair, if its rows are one chunk."""
+    """Bytes of the oracle's workspace for one pair, if its rows are one chunk."""
     queries, keys = case.sequences[pair[0]]
     rows = queries * case.group_size
     return ITEM_BYTES * (SCORES * rows * keys + 2 * (rows + keys) * (case.headdim + case.headdim_v))

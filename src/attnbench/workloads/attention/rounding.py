@@ -1,26 +1,26 @@
-"""What an honest evaluation of softmax attention may be off by, element by element: one standard deviation.
+"""Errors that rounding explains in softmax attention, element by element: one standard deviation.
 
-In the words of `workloads.rounding`, with u the half step of the case's precision, w that of fp32, n keys, for one
-row of scores s = c q·k, its logarithm of the sum L, weights p = exp(s - L), and what follows from them:
+With the rules of `workloads.rounding`, u the half step of the case's precision, w that of fp32, and n keys, for one
+row of scores s = c q·k, its log-sum-exp L, weights p = exp(s - L), and what follows from them:
 
     score        a sum of D products, scaled; stored in the case's precision by implementations that store it
                  σ² = D w²/6 (c² Σ(q∘k)² + s²) + u²/3 s²
     weight       relative η² = σ² + (8 w)² (the exponential) + 2/3 w² s² (its argument, scaled and subtracted from)
                  + u²/3 (stored)
-    row          relative λ² = w²/3 (4 L² + n/3): maximum and logarithm are fp32 numbers of size L, and an error of
-                 them is one of the exponent, so all weights of a row are off by the factor exp(w L); n/3 is the
-                 sum of the weights.  It cancels in O, which is divided by the same sum, but not in gradients that work
-                 weights out anew from a stored L: this is why those of large scores are off by more than the plain
+    row          relative λ² = w²/3 (4 L² + n/3): maximum and logarithm are fp32 numbers of size L, and their error
+                 is one of the exponent, so all weights of a row are off by the factor exp(w L); n/3 is the
+                 sum of the weights.  It cancels in O, which is divided by the same sum, but not in gradients that
+                 recompute weights from a stored L: so with large scores these have larger errors than the plain
                  evaluation, which keeps its weights
     O = Σ p v    Σ p² (η² + n w²/6) (v² + o²) + o² (n w²/6 + λ² + u²/3)
     dP = dO·v    Dv w²/6 (Σ(do∘v)² + dP²) + u²/3 dP²
-    δ = dO·O     Σ do² variance of O, + Σ p² η² dP² (where it is a sum of weights), + Dv w²/6 (Σ(do∘o)² + δ²)
+    δ = dO·O     Σ do² variance of O, + Σ p² η² dP² (if it is a sum of weights), + Dv w²/6 (Σ(do∘o)² + δ²)
     dS = p (dP - δ)          dS² (η² + λ² + u²/3) + p² (variance of dP, and of δ, the same for all of a row)
     dQ, dK       c² times the variances of dS, with w²/6 times the length of the sum, times k² or q²; dQ takes δ's
-                 for Σ p k, as it has one for all keys.  Then u²/3 of the result.  The same for dV with p and dO
+                 for Σ p k, as all keys share one.  Then u²/3 of the result.  The same for dV with p and dO
     dK, dV       are sums over n = R Sq queries; each query head's share may be stored before they are added
 
-Evaluated in fp32: what it is needed for is one digit.
+Evaluated in fp32, because one significant digit is enough.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def expected_errors(
         case: the problem.
         inputs: its tensors; the result is on their device.
         draw: which pairs.
-        workspace: bytes of intermediate results to stay under, as in the oracle.
+        workspace: limit of intermediate results in bytes, as in the oracle.
     """
     numbers = Format.of(torch_dtype(case))
 
@@ -58,23 +58,23 @@ def expected_errors(
 
 
 SMALLEST_WEIGHT = 1e-15
-"Smaller ones have errors as large as its: squares of those would be 0 in fp32."
+"Errors of smaller weights are as large as this one's; their squares would be 0 in fp32."
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Some rows of weights, and their part in the variances."""
+    """Some rows of weights, and their contributions to the variances."""
 
     p: Tensor
     "0 where hidden"
     eta: Tensor
     "relative variance of a weight"
     common: Tensor
-    "λ², of a row's weights together"
+    "λ², common to a row's weights"
     out: Tensor
     out_variance: Tensor
     keys: int
-    "terms of a row's sums"
+    "number of terms of a row's sums"
 
 
 @torch.no_grad()
@@ -86,7 +86,7 @@ def deviations(
     keys, band = k.shape[1], rule.band(queries, k.shape[1])
     k, v = k[:, None], v[:, None]
     out, dq = q.new_zeros(*q.shape[:3], v.shape[3]), None if dout is None else torch.zeros_like(q)
-    # Variances, and the values that each query head gives.
+    # Variances, and the values contributed by each query head.
     sums = (
         {}
         if dout is None
@@ -136,7 +136,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float,
     terms = (p * p).mul_(eta + n * ADD).add_(numbers.least)
     variance = terms @ v.square() + numbers.least
     variance += out.square() * (terms.sum(-1, keepdim=True) + n * ADD + common + numbers.store)
-    # Of a query that sees no key nothing is off.
+    # The output of a query that sees no key is exact.
     return _Rows(p, eta, common, out, variance.masked_fill_(empty, 0.0), n)
 
 
@@ -151,7 +151,7 @@ def _backward(
     scale: float,
     numbers: Format,
 ) -> Tensor:
-    """Variance of dQ; variances and values of dK and dV are added to `sums`."""
+    """Return the variance of dQ; add variances and values of dK and dV to `sums`."""
     p, eta, n = rows.p, rows.eta, rows.keys
     squares = p * p
     dp = dout @ v.mT

@@ -1,4 +1,4 @@
-"""Well-known wrong answers, so that the checker can say what a backend did and not only that it is off."""
+"""Well-known wrong answers, so that the checker can say what a backend computed instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnbench.workloads.base import Draw
 
 
 def suspects(case: AttentionCase, inputs: AttentionInputs, *, draw: Draw) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield (words, outputs in fp32) of each mistake that would change the answer of this case."""
+    """Yield (description, outputs in fp32) for each mistake that would change the answer of this case."""
     right = Rule.of(case)
     for words, rule in _bent_rules(case):
         if rule.scale != right.scale or any(rule.band(*sizes) != right.band(*sizes) for sizes in set(case.sequences)):
@@ -40,7 +40,7 @@ def _bent_rules(case: AttentionCase) -> Iterator[tuple[str, Rule]]:
 def _dealt_round(case: AttentionCase, inputs: AttentionInputs, draw: Draw) -> dict[str, Tensor]:
     """Evaluate the drawn pairs, one at a time, with KV head h % G for query head h.
 
-    The queries of a pair then meet other KV heads, and its keys other queries, so the two sides of a
+    The queries of a pair are then combined with other KV heads, and its keys with other queries, so the two sides of a
     pair come from two evaluations.
     """
     shapes = parts.output_shapes(case, draw)

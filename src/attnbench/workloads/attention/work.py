@@ -1,13 +1,13 @@
 """Exact useful work of an `AttentionCase`, in closed form.  Imports without torch.
 
-FLOPs are counted over the (query, key) pairs the mask leaves visible, of real rows only, for every
-query head; a multiply-add is 2.  With D = headdim and Dv = headdim_v a pair costs
+FLOPs are counted over the (query, key) pairs that the mask leaves visible, of real rows only, for every
+query head; a multiply-add counts as 2.  With D = headdim and Dv = headdim_v a pair costs
 
     forward   Q Kᵀ (2 D), P V (2 Dv)                                               2 (D + Dv)
     backward  Q Kᵀ again (2 D), dV = Pᵀ dO (2 Dv), dP = dO Vᵀ (2 Dv),
               dQ = dS K (2 D), dK = dSᵀ Q (2 D)                                    2 (3 D + 2 Dv)
 
-so a backward is 2.5 forwards where D = Dv.  The softmax itself is not counted.
+so a backward is 2.5 forwards if D = Dv.  The softmax itself is not counted.
 
 Bytes are the least an implementation can move: every input read once, every output written once, all
 tensors of the case whole (K and V by their own heads):
@@ -16,7 +16,7 @@ tensors of the case whole (K and V by their own heads):
     backward  Q, K, V, O, dO read; dQ, dK, dV written
 
 Row statistics (log-sum-exp, delta), offsets and whatever an implementation keeps between its kernels
-are its own affair and not in.  ``fwd-bwd`` is the sum of both, in FLOPs and in bytes.
+are not counted.  ``fwd-bwd`` is the sum of both, in FLOPs and in bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def work(case: AttentionCase) -> Work:
 
 
 def visible_pairs(case: AttentionCase) -> int:
-    """(query, key) pairs the mask leaves visible, over all sequences, for one head."""
+    """(query, key) pairs that the mask leaves visible, over all sequences, for one head."""
     left, right = case.reach
     return sum(visible_in_sequence(queries, keys, left, right) for queries, keys in case.sequences)
 

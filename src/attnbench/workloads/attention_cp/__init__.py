@@ -1,7 +1,7 @@
 """Self-attention of long sequences over several devices (context parallel): softmax and HSTU.
 
-Inputs, oracles, budgets and draws are those of the workloads `attention` and `hstu` on the whole problem: what every
-rank computes is held against one answer.  Imports without torch.
+Inputs, oracles, budgets and draws are those of the workloads `attention` and `hstu` for the whole problem: the results
+of all ranks are compared with one answer.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["WORKLOAD", "AttentionCpWorkload", "CpCase"]
 
 
 class AttentionCpWorkload(Workload[CpCase, "AttentionInputs | HstuInputs"]):
-    """Attention of all rows of a sequence to each other, the rows shared by ranks."""
+    """Self-attention of whole sequences, whose rows are distributed over ranks."""
 
     name = "attention-cp"
     title = "context-parallel attention"
@@ -37,58 +37,58 @@ class AttentionCpWorkload(Workload[CpCase, "AttentionInputs | HstuInputs"]):
     variants = FUNCTIONS
 
     def case(self, values: Mapping[str, Any]) -> CpCase:
-        """Build a case from axis values or from `CpCase.to_dict`; what is missing takes the axis default.
+        """Build a case from axis values or from `CpCase.to_dict`; missing values get the axis default.
 
         Raises:
-            UsageError: an axis is not known or a value not possible.
+            UsageError: an axis is unknown or a value is not allowed.
         """
         return CpCase(**self.filled(values))
 
     def devices(self, case: CpCase) -> int:
-        """A rank each."""
+        """One per rank."""
         return case.world
 
     def work(self, case: CpCase) -> Work:
-        """Of the whole problem: what ranks exchange is no useful work."""
+        """Return the work of the whole problem; communication is not useful work."""
         return _whole(case).work(case.problem)
 
     def inputs(self, case: CpCase, *, seed: int, kind: str, device: str | device) -> AttentionInputs | HstuInputs:
-        """Those of the function's workload, whole, on one device."""
+        """Return the inputs of the function's workload, whole, on one device."""
         found: AttentionInputs | HstuInputs = _whole(case).inputs(case.problem, seed=seed, kind=kind, device=device)
         return found
 
     def oracle(
         self, variant: str, case: CpCase, inputs: AttentionInputs | HstuInputs, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """Out of the drawn (sequence, head) pairs, each over all of its rows."""
+        """Return out of the drawn (sequence, head) pairs, each over all of its rows."""
         return _whole(case).oracle(self._known(variant), case.problem, inputs, dtype=dtype, draw=draw)
 
     def expected_errors(
         self, variant: str, case: CpCase, inputs: AttentionInputs | HstuInputs, *, draw: Draw
     ) -> dict[str, Tensor]:
-        """Of an honest evaluation on one device."""
+        """Return the errors expected of an evaluation on one device."""
         return _whole(case).expected_errors(self._known(variant), case.problem, inputs, draw=draw)
 
     def draw(self, case: CpCase, *, seed: int, max_bytes: int) -> Draw:
-        """All (sequence, head) pairs if the oracle fits, else the corners and a seeded draw."""
+        """Return all (sequence, head) pairs if the oracle fits, else the corners and a seeded draw."""
         return _whole(case).draw(case.problem, seed=seed, max_bytes=max_bytes)
 
     def select(self, case: CpCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        """The drawn pairs of the whole output."""
+        """Return the drawn pairs of the whole output."""
         return _whole(case).select(case.problem, outputs, draw)
 
     def suspects(
         self, variant: str, case: CpCase, inputs: AttentionInputs | HstuInputs, *, draw: Draw
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
-        """Those of the function."""
+        """Return those of the function's workload."""
         return _whole(case).suspects(self._known(variant), case.problem, inputs, draw=draw)
 
     def signs(self, case: CpCase) -> Mapping[str, str]:
-        """As in softmax attention."""
+        """See softmax attention."""
         return {"q": "qk", "k": "qk", "v": "v", "out": "v"}
 
     def shrink(self, case: CpCase, factor: float) -> CpCase | None:
-        """Fewer sequences, and where one is still too large a shorter one; None where nothing smaller is left."""
+        """Return a case of fewer sequences, or for one sequence a shorter one; None if nothing smaller is left."""
         smaller = _whole(case).shrink(case.problem, factor)
         if smaller is None:
             return None
@@ -104,7 +104,7 @@ class AttentionCpWorkload(Workload[CpCase, "AttentionInputs | HstuInputs"]):
 
 
 def _whole(case: CpCase) -> Workload[Any, Any]:
-    """The workload of the function, on one device."""
+    """Return the workload of the function on one device."""
     return ATTENTION if case.function == SOFTMAX else HSTU
 
 

@@ -1,6 +1,6 @@
-"""How the command line and the suite files spell the fields of a `CpCase`.
+"""Spelling of the fields of a `CpCase` on the command line and in suite files.
 
-An axis that softmax attention has too keeps its default there: both share one flag.  Imports without torch.
+An axis that softmax attention has too has the same default, because both share one flag.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ACCEPTED_LENGTHS = "full, uniform, zipf, of hstu kuairand, or a length for each 
 
 
 def parse_world(text: str) -> int:
-    """Read a number of ranks."""
+    """Parse a number of ranks."""
     try:
         found = parse_size(text)
     except ValueError:
@@ -27,7 +27,7 @@ def parse_world(text: str) -> int:
 
 
 def parse_lengths(text: str) -> str:
-    """Read a name or explicit lengths of either function; the case checks them."""
+    """Parse a name or explicit lengths of either function; the case checks them."""
     try:
         read_hstu_lengths(text)
     except ValueError:

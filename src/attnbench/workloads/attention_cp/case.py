@@ -1,4 +1,4 @@
-"""One problem of self-attention over several devices: whose function, its shape, and how many ranks share it.
+"""One problem of self-attention over several devices: the function, its shape, and the number of ranks.
 
 The problem itself is one of the workload `attention` (function softmax) or `hstu` (function hstu, dense, no targets,
 alpha 1/sqrt(headdim), outputs divided by seqlen); this case holds the axes that both have, and `world`.
@@ -27,17 +27,17 @@ class CpCase:
     """A frozen problem, forward only.
 
     Raises:
-        UsageError: a field is not possible; the message names it.
+        UsageError: the value of a field is not allowed; the message names the field.
     """
 
     world: int
-    "ranks that share the problem, a device each"
+    "ranks that share the problem, one per device"
     function: str = SOFTMAX
     batch: int
     seqlen: int
     nheads: int
     nheads_kv: int = _SAME
-    "key and value heads, a divisor of nheads; not given: nheads; of hstu nheads"
+    "key and value heads, a divisor of nheads; default: nheads; for hstu always nheads"
     headdim: int
     causal: bool = False
     dtype: str = "fp16"
@@ -62,7 +62,7 @@ class CpCase:
 
     @property
     def problem(self) -> AttentionCase | HstuCase:
-        """What is computed, as the workload of the function has it."""
+        """The problem as a case of the function's workload."""
         return self.hstu if self.function == HSTU else self.softmax
 
     @property
@@ -95,7 +95,7 @@ class CpCase:
 
     @property
     def mode(self) -> str:
-        """Forward."""
+        """Always fwd."""
         return "fwd"
 
     @property
@@ -118,7 +118,7 @@ class CpCase:
 
 
 def _blocks(case: HstuCase) -> str:
-    """What the name of a case says of blocks, which the dense function has not."""
+    """Part of a case's name about blocks, which the dense function does not have."""
     return f"-bs{case.block_size}x{case.block_counts}"
 
 

@@ -35,25 +35,25 @@ class HstuWorkload(Workload[HstuCase, "HstuInputs"]):
     variants = ("hstu", "hstu-bsa")
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
-        """Out, by mode dq, dk and dv; of the block-sparse variant also dgates, and the blocks it selected."""
+        """Return out, by mode dq, dk and dv; for the block-sparse variant also dgates, and the selected blocks."""
         self._known(variant)
         dense = {"out": OutputKind.VALUE} | dict.fromkeys(("dq", "dk", "dv"), OutputKind.GRADIENT)
         return dense if variant == "hstu" else dense | {"dgates": OutputKind.GRADIENT, "blocks": OutputKind.CHOICE}
 
     def case(self, values: Mapping[str, Any]) -> HstuCase:
-        """Build a case from axis values or from `HstuCase.to_dict`; what is missing takes the axis default.
+        """Build a case from axis values or from `HstuCase.to_dict`; missing values get the axis default.
 
         Raises:
-            UsageError: an axis is not known or a value not possible.
+            UsageError: an axis is unknown or a value is not allowed.
         """
         return HstuCase(**self.filled(values))
 
     def work(self, case: HstuCase) -> Work:
-        """Exact useful FLOPs and least bytes of the dense function; `work.py` says what is counted."""
+        """Return exact useful FLOPs and least bytes of the dense function; `work.py` says what is counted."""
         return work(case)
 
     def inputs(self, case: HstuCase, *, seed: int, kind: str, device: str | device) -> HstuInputs:
-        """Seeded inputs; see `inputs.make_inputs`."""
+        """Return seeded inputs; see `inputs.make_inputs`."""
         from attnbench.workloads.hstu.inputs import make_inputs
 
         return make_inputs(case, seed=seed, kind=kind, device=device)
@@ -61,7 +61,7 @@ class HstuWorkload(Workload[HstuCase, "HstuInputs"]):
     def oracle(
         self, variant: str, case: HstuCase, inputs: HstuInputs, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """Out (and dq, dk, dv, dgates by mode and variant) of the drawn pairs; `parts.py` draws the layout."""
+        """Return out (and dq, dk, dv, dgates by mode and variant) of the drawn pairs; `parts.py` has the layout."""
         from attnbench.workloads.hstu import oracle, oracle_bsa
 
         self._known(variant)
@@ -69,7 +69,7 @@ class HstuWorkload(Workload[HstuCase, "HstuInputs"]):
         return evaluate(case, inputs, dtype=dtype, draw=draw)
 
     def expected_errors(self, variant: str, case: HstuCase, inputs: HstuInputs, *, draw: Draw) -> dict[str, Tensor]:
-        """Standard deviation of each element of an honest evaluation; `rounding.py` derives it."""
+        """Return the standard deviation of rounding errors of each element; derived in `rounding.py`."""
         from attnbench.workloads.hstu import rounding
 
         self._known(variant)
@@ -77,19 +77,19 @@ class HstuWorkload(Workload[HstuCase, "HstuInputs"]):
         return expected(case, inputs, draw=draw)
 
     def draw(self, case: HstuCase, *, seed: int, max_bytes: int) -> Draw:
-        """All (sequence, head) pairs if the fp64 oracle fits, else the corners and a seeded draw."""
+        """Return all (sequence, head) pairs if the fp64 oracle fits, else the corners and a seeded draw."""
         from attnbench.workloads.hstu.parts import choose
 
         return choose(case, seed=seed, max_bytes=max_bytes)
 
     def select(self, case: HstuCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        """The drawn pairs of a backend's whole outputs, laid out as the oracle's."""
+        """Return the drawn pairs of a backend's whole outputs, in the oracle's layout."""
         from attnbench.workloads.hstu.parts import select
 
         return select(case, outputs, draw)
 
     def choice(self, variant: str) -> Choice[HstuCase, HstuInputs] | None:
-        """The blocks a block-sparse launch selected (output `blocks`): ties in its own precision are its own."""
+        """Return the judge of a block-sparse launch's selected blocks (output `blocks`); ties go either way."""
         self._known(variant)
         if variant == "hstu":
             return None
@@ -100,18 +100,18 @@ class HstuWorkload(Workload[HstuCase, "HstuInputs"]):
     def suspects(
         self, variant: str, case: HstuCase, inputs: HstuInputs, *, draw: Draw
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
-        """A mask, factor or divisor left out or wrong: those that apply."""
+        """A mask, factor or divisor that is missing or wrong: those that apply."""
         from attnbench.workloads.hstu.suspects import suspects
 
         self._known(variant)
         return suspects(variant, case, inputs, draw=draw)
 
     def signs(self, case: HstuCase) -> Mapping[str, str]:
-        """As in softmax attention; gates and their gradient, a sum over dimensions, keep theirs."""
+        """See softmax attention; gates and their gradient, a sum over dimensions, do not change sign."""
         return {"q": "qk", "k": "qk", "dq": "qk", "dk": "qk", "v": "v", "dout": "v", "out": "v", "dv": "v"}
 
     def shrink(self, case: HstuCase, factor: float) -> HstuCase | None:
-        """Fewer sequences, and where one is still too large a shorter one; None where nothing smaller is left.
+        """Return a case of fewer sequences, or for one sequence a shorter one; None if nothing smaller is left.
 
         Memory is taken as proportional to batch × seqlen.
         """

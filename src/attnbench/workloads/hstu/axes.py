@@ -1,6 +1,6 @@
-"""How the command line and the suite files spell the fields of an `HstuCase`.
+"""Spelling of the fields of an `HstuCase` on the command line and in suite files.
 
-An axis that softmax attention has too keeps its default there: both share one flag.  Imports without
+An axis that softmax attention has too has the same default, because both share one flag.  Imports without
 torch.
 """
 
@@ -16,7 +16,7 @@ from attnbench.workloads.hstu.lengths import ACCEPTED_LENGTHS, ACCEPTED_TARGETS,
 
 
 def parse_count(text: str) -> int:
-    """Read a whole number from 0 to `LARGEST_SIZE`."""
+    """Parse a whole number from 0 to `LARGEST_SIZE`."""
     if text != "0":
         try:
             return parse_size(text)
@@ -26,7 +26,7 @@ def parse_count(text: str) -> int:
 
 
 def parse_optional(text: str) -> int | None:
-    """Read a size or none."""
+    """Parse a size or none."""
     if text == "none":
         return None
     try:
@@ -36,7 +36,7 @@ def parse_optional(text: str) -> int | None:
 
 
 def parse_alpha(text: str) -> float:
-    """Read a finite number above 0."""
+    """Parse a finite number above 0."""
     try:
         value = float(text)
     except ValueError:
@@ -47,13 +47,13 @@ def parse_alpha(text: str) -> float:
 
 
 def parse_lengths(text: str) -> str:
-    """Read a name or explicit lengths; the case checks them against batch and seqlen."""
+    """Parse a name or explicit lengths; the case checks them against batch and seqlen."""
     read_lengths(text)
     return text
 
 
 def parse_targets(text: str) -> str:
-    """Read a spec of targets; the case checks it against the lengths."""
+    """Parse a specification of targets; the case checks it against the lengths."""
     read_targets(text)
     return text
 
@@ -65,21 +65,30 @@ AXES = (
     Axis("attn_dim", parse_size, "size of a query and a key", 64, elsewhere=("headdim",)),
     Axis("linear_dim", parse_size, "size of a value and an output; default: attn_dim", None, elsewhere=("headdim_v",)),
     Axis("alpha", parse_alpha, "factor of the scores; default: 1/sqrt(attn_dim)", None),
-    Axis("scaling_seqlen", parse_size, "what outputs are divided by; default: seqlen", None),
+    Axis("scaling_seqlen", parse_size, "divisor of the outputs; default: seqlen", None),
     Axis("causal", parse_boolean, "hide later keys", True, boolean=True),
     Axis(
-        "max_attn_len", parse_optional, "window: a row sees itself and so many back; none", None, elsewhere=("window",)
+        "max_attn_len",
+        parse_optional,
+        "window: a row sees itself and this many rows before it, or none",
+        None,
+        elsewhere=("window",),
     ),
     Axis("contextual_len", parse_count, "rows of the contextual prefix, seen by and seeing all history", 0),
     Axis("num_targets", parse_targets, f"targets of a sequence: {ACCEPTED_TARGETS}", "0"),
-    Axis("delta_q", parse_optional, "only the last so many rows are queries, the rest is cached; none", None),
+    Axis("delta_q", parse_optional, "only this many last rows are queries, the rest is cached; or none", None),
     Axis("dtype", precision(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
     Axis("mode", one_of(*MODES), f"what is timed: {', '.join(MODES)}", "fwd"),
     Axis("lengths", parse_lengths, f"lengths of the sequences: {ACCEPTED_LENGTHS}", "full"),
     Axis("block_size", parse_size, "block-sparse: keys of a block, a power of two", 32),
     Axis("block_counts", parse_size, "block-sparse: blocks a query selects; default: 4, or all there are", None),
     Axis("local_window", parse_optional, "block-sparse: rows of the sliding branch; none", None),
-    Axis("selection", one_of(*SELECTIONS), "block-sparse: who selects, each head or all together (shared)", "head"),
-    Axis("pairs", parse_boolean, "block-sparse: an action (odd row) has the blocks of its item", False, boolean=True),
+    Axis(
+        "selection",
+        one_of(*SELECTIONS),
+        "block-sparse: each head selects its blocks, or all heads together (shared)",
+        "head",
+    ),
+    Axis("pairs", parse_boolean, "block-sparse: an action (odd row) uses the blocks of its item", False, boolean=True),
     Axis("gates", parse_boolean, "block-sparse: weight the branches by gates", True, boolean=True),
 )

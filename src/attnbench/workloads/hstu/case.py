@@ -4,14 +4,14 @@ Dense (variant ``hstu``), for one sequence and head, with c = 1 / scaling_seqlen
 
     S = α Q Kᵀ        A = SiLU(S) ∘ M · c        O = A V
 
-A sequence is ``[prefix | history | targets]``.  M lets a prefix row see prefix and history whole; a
-history row what is not after it (all of prefix and history where not causal); a target prefix, history
-and itself, never another target.  ``max_attn_len`` W narrows history and targets to what is at most W
-back (and ahead, where not causal), where all prefix rows count as the one position before the history
-and all targets as the one after it; prefix rows stay whole.  ``delta_q`` keeps the last rows of each
+A sequence is ``[prefix | history | targets]``.  M lets a prefix row see all of prefix and history; a
+history row sees itself and all rows before it (all of prefix and history if not causal); a target sees prefix,
+history and itself, never another target.  ``max_attn_len`` W limits history and targets to keys at most W
+back (and ahead, if not causal), where all prefix rows count as the one position before the history
+and all targets as the one after it; prefix rows are not limited.  ``delta_q`` keeps the last rows of each
 sequence as queries, against all its keys.
 
-The block-sparse fields mean something to the variant ``hstu-bsa`` alone; `oracle_bsa` defines it.
+The block-sparse fields affect only the variant ``hstu-bsa``; `oracle_bsa` defines it.
 
 Imports without torch.
 """
@@ -45,10 +45,10 @@ _LONGEST_SPELLED = 40
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HstuCase:
-    """A frozen problem.  Fields that follow a partner are filled in.
+    """A frozen problem.  Fields with a default that depends on another field are filled in.
 
     Raises:
-        UsageError: a field is not possible; the message names it.
+        UsageError: the value of a field is not allowed; the message names the field.
     """
 
     batch: int
@@ -60,35 +60,35 @@ class HstuCase:
     attn_dim: int
     "size of a query and a key"
     linear_dim: int = _FOLLOWS
-    "size of a value and an output; not given: attn_dim"
+    "size of a value and an output; default: attn_dim"
     alpha: float = _FOLLOWS
-    "factor of the scores; not given: 1/sqrt(attn_dim)"
+    "factor of the scores; default: 1/sqrt(attn_dim)"
     scaling_seqlen: int = _FOLLOWS
-    "what outputs are divided by, whatever a sequence's own length; not given: seqlen"
+    "divisor of the outputs, whatever a sequence's own length; default: seqlen"
     causal: bool = True
     max_attn_len: int | None = None
-    "window W: a row sees itself and W rows back; None: everything"
+    "window W: a row sees itself and W rows before it; None: everything"
     contextual_len: int = 0
     "prefix rows of each sequence"
     num_targets: str = "0"
     "targets at the end of each sequence: 20, 1-20 (drawn), or 3:0:5"
     delta_q: int | None = None
-    "only the last so many rows of a sequence are queries (the rest is a cache); None: all"
+    "only this many last rows of a sequence are queries (the rest is a cache); None: all"
     dtype: str = "fp16"
     mode: str = "fwd"
     lengths: str = "full"
     block_size: int = 32
     "keys of a block, a power of two"
     block_counts: int = _FOLLOWS
-    "blocks a query selects, its own among them; not given: 4, or as many as there are"
+    "blocks a query selects, including its own; default: 4, or as many as there are"
     local_window: int | None = None
-    "rows of the sliding branch, the query's own among them; None: no such branch"
+    "rows of the sliding branch, including the query's own; None: no such branch"
     selection: str = "head"
     "head: each head selects its blocks; shared: one selection by the sum of the heads' scores"
     pairs: bool = False
     "the history is item, action, item, action …: an action has the selection of its item"
     gates: bool = True
-    "each branch is weighted by a gate of query and head (an input); without, branches are added"
+    "each branch is weighted by a gate per query and head (an input); without gates, branches are added"
 
     def __post_init__(self) -> None:
         self._fill("linear_dim", self.attn_dim)
@@ -138,7 +138,7 @@ class HstuCase:
 
     @property
     def id(self) -> str:
-        """Short name such as ``b2-s1024-h8-d64-fp16-causal-bs32x4-gates-fwd``; what is usual is left out."""
+        """Short name such as ``b2-s1024-h8-d64-fp16-causal-bs32x4-gates-fwd``, without the usual values."""
         parts = [f"b{self.batch}", f"s{self.seqlen}", f"h{self.nheads}", f"d{self.attn_dim}"]
         parts += [f"dv{self.linear_dim}"] * (self.linear_dim != self.attn_dim)
         if self.alpha != self.attn_dim**-0.5:
@@ -164,7 +164,7 @@ class HstuCase:
 
     @property
     def sequences(self) -> tuple[SequenceShape, ...]:
-        """Shape of each sequence, `batch` of them, the same in every process and version."""
+        """Shape of each of the `batch` sequences, the same in every process and version."""
         return shapes_of(
             self.lengths,
             self.batch,
@@ -176,7 +176,7 @@ class HstuCase:
 
     @property
     def most_blocks(self) -> int:
-        """Blocks of the longest sequence allowed, the incomplete one included."""
+        """Blocks of the longest sequence allowed, including an incomplete one."""
         return -(-self.seqlen // self.block_size)
 
     @property
@@ -191,7 +191,7 @@ class HstuCase:
 
     @property
     def sparse_refusal(self) -> str | None:
-        """Why the block-sparse variant is not defined for this case, in one line; None where it is."""
+        """Why the block-sparse variant is not defined for this case, in one line; None if it is."""
         for name, dense in (("causal", True), ("contextual_len", 0), ("max_attn_len", None)):
             if (value := getattr(self, name)) != dense:
                 todo = "--local-window is its own window" if name == "max_attn_len" else ""
@@ -219,8 +219,8 @@ def _check_size(name: str, value: object, least: int = 1) -> None:
 
 
 def _plain_targets(case: HstuCase) -> str:
-    """Check targets against batch and seqlen and spell them the one shortest way."""
-    given: Any = case.num_targets  # suite files may write a plain number
+    """Check targets against batch and seqlen and bring them to their shortest form."""
+    given: Any = case.num_targets  # suite files may contain a plain number
     text = str(given) if type(given) is int else given
     try:
         read = read_targets(text)
@@ -242,7 +242,7 @@ def _plain_targets(case: HstuCase) -> str:
 
 
 def _plain_lengths(case: HstuCase) -> str:
-    """Check lengths against batch, seqlen and targets and spell explicit ones the one way."""
+    """Check lengths against batch, seqlen and targets and bring explicit ones to a unique form."""
     try:
         explicit = read_lengths(case.lengths)
     except (TypeError, ValueError):

@@ -17,55 +17,55 @@ from attnbench.workloads.hstu.case import HstuCase
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HstuInputs:
-    """Tensors of a case, the sequences one after another without padding, all contiguous.
+    """Tensors of a case: the sequences concatenated without padding, all contiguous.
 
     q [Tq, H, D], k [Tk, H, D], v [Tk, H, Dv], dout [Tq, H, Dv], gates [Tq, H, branches].  Tq and Tk
-    differ where delta_q keeps only the last rows of a sequence as queries.
+    differ if delta_q keeps only the last rows of a sequence as queries.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     gates: Tensor | None
-    "in (0, 1), in the order of `HstuCase.branches`; None where the case has none.  Dense ignores it"
+    "in (0, 1), in the order of `HstuCase.branches`; None if the case has none.  The dense variant ignores it"
     dout: Tensor | None
     "gradient of the output; None in mode fwd"
     seq_offsets: Tensor
     "int64 [B + 1] on the device: sequence b has the keys from [b] to [b + 1]"
     seq_offsets_q: Tensor
-    "the same of the queries"
+    "the same for the queries"
     num_targets: Tensor | None
-    "int64 [B]; None where no sequence has any"
+    "int64 [B]; None if no sequence has targets"
     max_seqlen: int
-    "most keys of a sequence; the divisor of the outputs is the case's"
+    "most keys of a sequence; not the divisor of the outputs, which is a field of the case"
     max_seqlen_q: int
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor a backend reads, by name; those the case does not have are left out."""
+        """Every tensor a backend reads, by name, without those that the case does not have."""
         names = ("q", "k", "v", "gates", "dout", "seq_offsets", "seq_offsets_q", "num_targets")
         return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
 
 def torch_dtype(case: HstuCase) -> torch.dtype:
-    """The case's precision as torch spells it."""
+    """The case's precision as a torch dtype."""
     return dtypes.torch_dtype(case.dtype)
 
 
 def make_inputs(case: HstuCase, *, seed: int, kind: str, device: str | torch.device) -> HstuInputs:
     """Make the inputs of a case.
 
-    Values come from the device's own generator, so a seed gives the same values again on the same kind
-    of device.  q, k, v and gates of a seed are the same in every mode.  Gates are the sigmoid of what
-    `kind` draws.
+    Values come from the device's own generator, so a seed gives the same values on the same kind
+    of device.  q, k, v and gates of a seed are the same in every mode.  Gates are the sigmoid of
+    values of this `kind`.
 
     Args:
         case: the problem.
         seed: of the values.
         kind: normal, uniform or zeros, as in softmax attention.
-        device: where the tensors live.
+        device: of the tensors.
 
     Raises:
-        UsageError: the kind is not known.
+        UsageError: the kind is unknown.
     """
     if kind not in PLAIN:
         raise unknown("hstu", "input", kind, PLAIN)

@@ -1,9 +1,9 @@
-"""How long the sequences of an `HstuCase` are, and what they consist of.  Imports without torch.
+"""Lengths and composition of the sequences of an `HstuCase`.  Imports without torch.
 
-A sequence of n rows is ``[contextual prefix | history | targets]``.  Drawn lengths draw the history:
-prefix and targets are always whole.  KuaiRand-shaped histories follow the log-normal fit to the users
-of KuaiRand-1K (both log periods: μ 8.94, σ 1.00 of the number of interactions), two tokens an
-interaction (item, action), cut to what fits.
+A sequence of n rows is ``[contextual prefix | history | targets]``.  For named distributions only the history is
+drawn: prefix and targets are always complete.  ``kuairand`` histories follow the log-normal fit to the users
+of KuaiRand-1K (both log periods: μ 8.94, σ 1.00 of the number of interactions), with two tokens per
+interaction (item, action), truncated to what fits.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _KUAIRAND = NormalDist(8.94, 1.00)
 
 
 class SequenceShape(NamedTuple):
-    """One sequence: ``length = prefix + history + targets`` keys, the last `queries` of them also queries."""
+    """One sequence: ``length = prefix + history + targets`` keys, of which the last `queries` are also queries."""
 
     length: int
     queries: int
     prefix: int
-    "contextual rows at the front; fewer than contextual_len where the sequence is too short for them"
+    "contextual rows at the front; fewer than contextual_len if the sequence is too short for them"
     targets: int
 
     @property
@@ -46,12 +46,12 @@ class SequenceShape(NamedTuple):
 
     @property
     def first_query(self) -> int:
-        """Position of query 0 among the keys: the last query stands at the last key."""
+        """Position of query 0 among the keys: the last query is at the last key."""
         return self.length - self.queries
 
 
 def read_lengths(text: str) -> tuple[int, ...] | None:
-    """Read explicit lengths; None for a named distribution.
+    """Parse explicit lengths; None for a named distribution.
 
     Raises:
         ValueError: it is neither; the message says what is accepted.
@@ -64,7 +64,7 @@ def read_lengths(text: str) -> tuple[int, ...] | None:
 
 
 def read_targets(text: str) -> tuple[int, ...] | range:
-    """Read a spec of targets: one number, one for each sequence, or a range to draw from.
+    """Parse a specification of targets: one number, one for each sequence, or a range to draw from.
 
     Raises:
         ValueError: it is none of them; the message says what is accepted.
@@ -95,7 +95,7 @@ def shapes_of(
     if lengths == "full":
         found = (seqlen,) * batch
     elif found is None:
-        # Not mode, dtype or mask: cases that differ in those alone are to have the same sequences.
+        # Not mode, dtype or mask: cases that differ only in those must have the same sequences.
         rng = random.Random(f"{_SEED} {lengths} {batch} {seqlen} {contextual_len}")
         found = tuple(
             contextual_len + count + _history(lengths, seqlen - contextual_len - count, rng.random())
@@ -110,12 +110,12 @@ def shapes_of(
 
 
 def _history(kind: str, room: int, draw: float) -> int:
-    """A history of 1 to `room` rows from a uniform draw; only Random.random() is the same in every Python."""
+    """A history of 1 to `room` rows from a uniform draw; only Random.random() is the same in every Python version."""
     if room < 1:
         return 0
     if kind == "uniform":
         return 1 + int(draw * room)
-    if kind == "zipf":  # a length n as often as ln(1 + 1/n), about 1/n
+    if kind == "zipf":  # length n with frequency ln(1 + 1/n), about 1/n
         return min(int((room + 1) ** draw), room)
     interactions = max(1, round(math.exp(_KUAIRAND.inv_cdf(min(max(draw, 1e-9), 1 - 1e-9)))))
     return min(2 * interactions, room - room % 2 or 1)

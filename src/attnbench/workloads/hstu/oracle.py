@@ -1,16 +1,16 @@
-"""The oracle of dense HSTU attention and its gradients, written out plainly, for any floating precision.
+"""The oracle: straightforward dense HSTU attention and its gradients, for any floating precision.
 
 For one sequence and head, with M the mask (`visible`) and c = 1 / scaling_seqlen:
 
     S = α Q Kᵀ        A = SiLU(S) ∘ M        O = c · A V
     dV = c · Aᵀ dO    dS = (dO Vᵀ) ∘ M ∘ σ(S)(1 + S(1 - σ(S)))    dQ = α c · dS K    dK = α c · dSᵀ Q
 
-In fp64 this is the truth a backend is held against.  In the case's own precision it rounds where an
+In fp64 this is the truth that a backend is compared with.  In the case's own precision it rounds where an
 eager implementation rounds (scores, SiLU and every product are stored in that precision), and its
-error sets the budget; c comes last, so that it costs fp16 no small numbers.
+error determines the budget; c is applied last, so that fp16 does not lose small numbers.
 
-Rows are processed in chunks, so memory does not grow with queries · keys.  The parts of dK and dV that
-the chunks give are summed in at least fp32.
+Rows are processed in chunks, so memory does not grow with queries · keys.  The contributions of chunks to dK and dV
+are summed in at least fp32.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from attnbench.workloads.hstu.inputs import HstuInputs
 from attnbench.workloads.hstu.lengths import SequenceShape
 
 Mask = Callable[[range], Tensor]
-"""Rows to bool [rows, keys] or [heads, rows, keys]."""
+"""Maps rows to a mask, bool [rows, keys] or [heads, rows, keys]."""
 
 
 def visible(case: HstuCase, shape: SequenceShape, rows: range, device: torch.device) -> Tensor:
-    """Mask of some query rows of a sequence, bool [rows, keys]; `case` says the rule in words."""
+    """Return the mask of some query rows of a sequence, bool [rows, keys]; `case` describes the rule."""
     i = (torch.arange(rows.start, rows.stop, device=device) + shape.first_query)[:, None]
     j = torch.arange(shape.length, device=device)[None, :]
     of_prefix = i < shape.prefix
@@ -49,7 +49,7 @@ def visible(case: HstuCase, shape: SequenceShape, rows: range, device: torch.dev
 
 
 def _window_position(row: Tensor, shape: SequenceShape) -> Tensor:
-    """Where a row stands for the window: the prefix at one place, all targets at one place."""
+    """Return the position of a row for the window: the prefix at one position, all targets at one position."""
     position = row.clamp(max=shape.seen)
     return (position - shape.prefix + 1).clamp(min=0) if shape.prefix else position
 
@@ -64,8 +64,8 @@ def evaluate(
         inputs: its tensors; the result is on their device.
         dtype: of every product and of the result.
         draw: which pairs.
-        workspace: bytes of intermediate results to stay under (one row is the least); None takes what
-            suits the device.
+        workspace: limit of intermediate results in bytes (at least one row is computed); None for a
+            default of the device.
 
     Returns:
         out, and dq, dk, dv unless the mode is fwd, shaped as `parts.output_shapes` of the draw.
@@ -90,7 +90,7 @@ def evaluate(
 
 
 class Sink:
-    """Tensors of an evaluation: reads the inputs of a sequence and some heads, keeps what came out."""
+    """Tensors of an evaluation: reads the inputs of a sequence and some heads, and stores the results."""
 
     def __init__(self, case: HstuCase, variant: str, inputs: HstuInputs, *, dtype: torch.dtype, draw: Draw) -> None:
         self.pairs, self.dtype = parts.pairs_of(case, draw), dtype
@@ -107,17 +107,17 @@ class Sink:
         }
 
     def runs(self) -> Iterator[tuple[int, list[int]]]:
-        """Each sequence of the draw with its heads, a run of neighbours at a time."""
+        """Yield each sequence of the draw with its heads, one run of adjacent heads at a time."""
         for number, pairs in groupby(self.pairs, key=lambda pair: pair[0]):
             yield number, [head for _, head in pairs]
 
     def source(self, name: str, number: int, heads: list[int] | None = None) -> Tensor:
-        """An input [heads, rows, size] of a sequence in the precision of the evaluation."""
+        """Return an input [heads, rows, size] of a sequence in the precision of the evaluation."""
         rows = self._sources[name][number]
         return (rows if heads is None else rows[:, heads]).transpose(0, 1).to(self.dtype)
 
     def store(self, number: int, heads: list[int], answer: dict[str, Tensor]) -> None:
-        """Keep answers [heads, rows, size]."""
+        """Store results [heads, rows, size]."""
         for name, tensor in answer.items():
             for head, piece in zip(heads, tensor, strict=True):
                 self._views[name][self._index[number, head]].copy_(piece)
@@ -141,14 +141,14 @@ def attend(
         q: [heads, queries, D].
         k: [heads, keys, D].
         v: [heads, keys, Dv].
-        dout: [heads, queries, Dv], or None for the forward alone.
+        dout: [heads, queries, Dv], or None for the forward only.
         mask: which keys some rows see.
         alpha: factor of the scores.
         scale: factor of the output.
-        workspace: bytes of intermediate results to stay under.
+        workspace: limit of intermediate results in bytes.
 
     Returns:
-        out, and with `dout` dq, dk, dv, laid out as v, q, k, v with the rows of each.
+        out, and with `dout` dq, dk, dv, in the layout of v, q, k, v with the rows of each.
     """
     if workspace is None:
         workspace = parts.CPU_WORKSPACE if q.device.type == "cpu" else parts.WORKSPACE
@@ -178,13 +178,13 @@ def attend(
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Matrix product, rounded once to the precision of its operands."""
     if a.device.type == "cpu" and a.dtype.itemsize == 2:
-        # The same numbers (summed in fp32, rounded once), many times faster than a CPU's half products.
+        # The same result (summed in fp32, rounded once), many times faster than half-precision products on a CPU.
         return (a.float() @ b.float()).to(a.dtype)
     return a @ b
 
 
 def silu_gradient(scores: Tensor, above: Tensor) -> Tensor:
-    """Gradient of the scores from that of their SiLU, computed in at least fp32 and rounded once."""
+    """Return the gradient of the scores from that of their SiLU, computed in at least fp32 and rounded once."""
     wide = torch.promote_types(scores.dtype, torch.float32)
     s = scores.to(wide)
     sigmoid = s.sigmoid()

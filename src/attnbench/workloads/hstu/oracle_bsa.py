@@ -1,26 +1,25 @@
 """The oracle of block-sparse HSTU attention (variant ``hstu-bsa``), with gradients and its selection.
 
-Causal, without prefix and window.  The h history rows of a sequence are cut into ⌈h / BS⌉ blocks of BS
-keys; k̄, v̄ are the means of the complete ones.  Row t of the history (a target stands at t = h, behind
-all of it) adds three branches, each weighted by its gate, if the case has gates:
+Causal, without prefix and window.  The h history rows of a sequence are split into ⌈h / BS⌉ blocks of BS
+keys; k̄, v̄ are the means of the complete ones.  Row t of the history (a target is at t = h, after
+all of it) adds three branches, each weighted by its gate if the case has gates:
 
     compressed  c · BS · Σ SiLU(α q·k̄_b) v̄_b over the complete blocks that end at or before t
     selected    c · Σ SiLU(α q·k_j) v_j over the keys j ≤ t of the selected blocks; a target adds itself
     sliding     c · Σ SiLU(α q·k_j) v_j over t - w < j ≤ t; a target: over h - w < j < h, and itself
 
-Selected are at most `block_counts` blocks: the local block (the one t is in; a target's is the last,
-complete or not), always, and of the complete blocks before it those with the largest score α q·k̄, not
-of its SiLU, which does not rise with the score everywhere.  Ties go to the lower block: equal means
-score the same to the last bit, whatever is computed beside them (`scores_of`).  With
-``selection=shared`` the scores of all heads are added and all select the same.  With ``pairs`` the
-history is item, action, item, action …: an action (an odd row) has the blocks of its item, the row
-before it, which lies in the same block; one whose item is no query (`delta_q` parts them) ranks for
+At most `block_counts` blocks are selected: always the local block (the one containing t; for a target the last one,
+complete or not), and of the complete blocks before it those with the largest score α q·k̄ (not its SiLU, which is not
+monotonic).  Ties go to the lower block: equal means have bit-identical scores, whatever else is computed
+(`scores_of`).  With ``selection=shared`` the scores of all heads are added and all heads select the same.  With
+``pairs`` the history is item, action, item, action …: an action (an odd row) uses the blocks of its item, the row
+before it, which is in the same block.  An action whose item is not a query (`delta_q` separates them) ranks by
 itself, as every target does.
 
-The selection is a constant of the gradients.  It is made from the inputs in fp64 whatever the precision
+The selection is constant in the gradients.  It is made from the inputs in fp64 whatever the precision
 of the evaluation, so that two evaluations differ by rounding and not by a block.  A backend ranks in
-its own precision and may choose another block where two score alike: `selection_faults` judges its
-blocks by score, `evaluate` takes them as given and answers what follows from them.
+its own precision and may choose another block if two have similar scores: `selection_faults` judges its
+blocks by score, and `evaluate` accepts them and computes what follows from them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from attnbench.workloads.hstu.lengths import SequenceShape
 from attnbench.workloads.hstu.oracle import Sink, attend
 
 ROUNDING = 4.0
-"Rounding steps by which a chosen block may score below one left out; `selection_faults` says of what."
+"Rounding steps by which a selected block may score below an omitted one; `selection_faults` defines the step."
 
 
 def evaluate(
@@ -60,8 +59,8 @@ def evaluate(
         inputs: its tensors; the result is on their device.
         dtype: of every product and of the result.
         draw: which pairs.
-        blocks: a selection as `select_blocks` gives it; None: the right one.
-        workspace: bytes of intermediate results to stay under, as in the dense oracle.
+        blocks: a selection in the form of `select_blocks`; None: the right one.
+        workspace: limit of intermediate results in bytes, as in the dense oracle.
 
     Returns:
         out, and dq, dk, dv (and dgates, with gates) unless the mode is fwd.
@@ -81,7 +80,7 @@ def evaluate(
 def _sequence(
     case: HstuCase, sink: Sink, number: int, heads: list[int], chosen: Tensor, workspace: int | None
 ) -> dict[str, Tensor]:
-    """All branches of one sequence and some heads; `chosen` is [H, queries, S]."""
+    """Compute all branches of one sequence and some heads; `chosen` is [H, queries, S]."""
     shape = case.sequences[number]
     q, k, v = (sink.source(name, number, heads) for name in ("q", "k", "v"))
     dout = sink.source("dout", number, heads) if case.has_backward else None
@@ -114,7 +113,7 @@ def _sequence(
 
 
 def branch_mask(case: HstuCase, shape: SequenceShape, rows: range, branch: str, chosen: Tensor) -> Tensor:
-    """Which keys (compressed: complete blocks) some rows see in a branch, bool [rows, keys] or [heads, rows, keys].
+    """Return the keys (compressed: complete blocks) seen by rows in a branch, bool [rows, keys] or [heads, rows, keys].
 
     Args:
         case: the problem.
@@ -135,7 +134,7 @@ def branch_mask(case: HstuCase, shape: SequenceShape, rows: range, branch: str, 
         return (past & (i.clamp(max=shape.seen) - j < case.local_window)) | (j == i)
     picked = chosen[:, rows.start : rows.stop].long()
     count = -(-shape.seen // case.block_size)
-    # One more column takes the -1.
+    # One more column for the -1 entries.
     held = torch.zeros(*picked.shape[:2], count + 1, dtype=torch.bool, device=device)
     held.scatter_(2, picked.where(picked >= 0, count), True)
     of_key = (torch.arange(shape.length, device=device) // case.block_size).clamp(max=count)
@@ -143,7 +142,7 @@ def branch_mask(case: HstuCase, shape: SequenceShape, rows: range, branch: str, 
 
 
 def select_blocks(case: HstuCase, inputs: HstuInputs, *, workspace: int | None = None) -> Tensor:
-    """The right selection: int32 [Tq, heads, S], ascending, -1 behind; heads is 1 where it is shared.
+    """Return the right selection: int32 [Tq, heads, S], ascending, then -1; heads is 1 if it is shared.
 
     Raises:
         UsageError: the variant is not defined for the case.
@@ -161,7 +160,7 @@ def _select(case: HstuCase, inputs: HstuInputs, number: int, workspace: int | No
     for rows in _chunks(case, shape, inputs, workspace):
         scores, local, _ = _scores(case, inputs, number, rows)
         count = min(case.block_counts, scores.shape[2])
-        # The local block first; then those before it by score; a stable sort gives ties to the lower block.
+        # The local block first, then those before it by score; with a stable sort ties go to the lower block.
         scores.scatter_(2, local.expand(heads, -1, 1), torch.inf)
         best, order = scores.sort(dim=2, descending=True, stable=True)
         kept = order[:, :, :count].where(best[:, :, :count] > -torch.inf, scores.shape[2]).sort(dim=2).values
@@ -172,18 +171,18 @@ def _select(case: HstuCase, inputs: HstuInputs, number: int, workspace: int | No
 def selection_faults(
     case: HstuCase, inputs: HstuInputs, blocks: Tensor, *, workspace: int | None = None
 ) -> Sequence[str]:
-    """What is wrong with a selection, in words; nothing where every chosen block deserves its place by score.
+    """Return the faults of a selection; none if every selected block deserves its place by score.
 
-    A chosen block may score below one left out by `ROUNDING` steps of the case's precision at the row's
-    largest Σ |q_d k̄_d|, and as many of fp32 at its largest Σ |q_d| · mean |k_d|: the first bounds what
-    rounding means, products and scores can move, the second what sums in fp32 can.  A mean is far smaller
-    than the keys it is of, so keys summed in 16 bits do not pass.
+    A selected block may score below an omitted one by `ROUNDING` steps of the case's precision at the row's
+    largest Σ |q_d k̄_d|, plus as many of fp32 at its largest Σ |q_d| · mean |k_d|.  The first bounds the effect of
+    rounding means, products and scores, the second that of sums in fp32.  A mean is far smaller
+    than its keys, so selections from keys summed in 16 bits do not pass.
 
     Args:
         case: the problem.
         inputs: its tensors.
-        blocks: [Tq, heads, S] in any order, -1 for none; heads is 1 where the selection is shared.
-        workspace: bytes of intermediate results to stay under.
+        blocks: [Tq, heads, S] in any order, -1 for none; heads is 1 if the selection is shared.
+        workspace: limit of intermediate results in bytes.
     """
     _check(case)
     heads = 1 if case.selection == "shared" else case.nheads
@@ -228,7 +227,7 @@ def _faults(case: HstuCase, inputs: HstuInputs, number: int, rows: range, picked
 
 
 def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores [heads, rows, blocks] (-inf from the local block on), local block [1, rows, 1], step [heads, rows]."""
+    """Scores [heads, rows, blocks] (-inf from the local block on), local block [1, rows, 1], and step [heads, rows]."""
     shape = case.sequences[number]
     ranking = _ranking(case, shape, rows, inputs.q.device)
     q = parts.by_sequence(case, "q", inputs.q)[number].detach()[ranking].double().transpose(0, 1)
@@ -237,13 +236,13 @@ def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tup
     scores = q.new_full((case.nheads, len(rows), count), -torch.inf)
     sizes = q.new_zeros(case.nheads, len(rows), count)
     means = block_means(k, shape, case)
-    # Without α, which is above 0: it changes no order.
+    # Without α, which is positive and changes no order.
     scores[:, :, : means.shape[1]] = scores_of(q, means)
     step, step_of_sums = (torch.finfo(dtype).eps for dtype in (torch_dtype(case), torch.float32))
     moved = step * means.abs() + step_of_sums * block_means(k.abs(), shape, case)
     sizes[:, :, : means.shape[1]] = q.abs() @ moved.mT
     if case.selection == "shared":
-        # One head after another: a sum along a dimension has another order for another number of rows.
+        # One head after another: the order of a sum along a dimension depends on the number of rows.
         scores, sizes = reduce(torch.add, scores.split(1)), sizes.sum(0, keepdim=True)
     position = torch.arange(rows.start, rows.stop, device=q.device) + shape.first_query
     local = (position.clamp(max=shape.seen - 1) // case.block_size)[None, :, None]
@@ -252,14 +251,14 @@ def _scores(case: HstuCase, inputs: HstuInputs, number: int, rows: range) -> tup
 
 
 def scores_of(q: Tensor, means: Tensor) -> Tensor:
-    """Products [heads, rows, blocks] of queries and means in fp64 whose bits depend on the two vectors alone.
+    """Return products [heads, rows, blocks] of queries and means in fp64 whose bits depend only on the two vectors.
 
-    A matrix product sums in an order that depends on how many rows and columns there are, and on which of
-    them an element is: equal means would score unequally in their last bits, and another chunk of rows
-    otherwise.  Here every sum is exact, so its order is of no matter.  A vector is scaled by a power of two to
-    at most 1 and cut into two numbers an element, multiples of 2⁻ᵇ and of 2⁻²ᵇ.  With 2b + log2 D + 1 ≤ 53, b = 22
+    A matrix product sums in an order that depends on the numbers of rows and columns, and on the position of
+    an element: scores of equal means would differ in their last bits, and change with the chunk of rows.
+    Here every sum is exact, so its order is irrelevant.  A vector is scaled by a power of two to
+    at most 1 and each element split into two numbers, multiples of 2⁻ᵇ and of 2⁻²ᵇ.  With 2b + log2 D + 1 ≤ 53, b = 22
     for D = 256, no product of such vectors rounds (Ozaki et al. 2012, doi:10.1007/s11075-011-9478-1).  The four
-    of them are then added element by element.  What is lost is below 2⁻²ᵇ of a vector's largest element.
+    products are then added elementwise.  The error is below 2⁻²ᵇ of a vector's largest element.
 
     Args:
         q: fp64 [heads, rows, D].
@@ -272,7 +271,7 @@ def scores_of(q: Tensor, means: Tensor) -> Tensor:
 
 
 def _cut(vectors: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """High and low part of vectors scaled to at most 1, and [..., 1] what they were scaled by."""
+    """Return high and low part of vectors scaled to at most 1, and their scale [..., 1]."""
     exponents = vectors.abs().amax(-1, keepdim=True).frexp().exponent
     scale = torch.ldexp(torch.ones_like(vectors[..., :1]), exponents)
     scaled = vectors / scale
@@ -282,7 +281,7 @@ def _cut(vectors: Tensor, bits: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _ranking(case: HstuCase, shape: SequenceShape, rows: range, device: torch.device) -> Tensor:
-    """The query that ranks the blocks of each row: itself, or with pairs the item of an action."""
+    """Return the query that ranks the blocks of each row: itself, or with pairs the item of an action."""
     row = torch.arange(rows.start, rows.stop, device=device)
     position = row + shape.first_query
     action = (position % 2 == 1) & (position < shape.seen) & (row > 0)
@@ -290,16 +289,16 @@ def _ranking(case: HstuCase, shape: SequenceShape, rows: range, device: torch.de
 
 
 def _actions(case: HstuCase, shape: SequenceShape, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The actions of a sequence that have the blocks of an item, and these items."""
+    """Return the actions of a sequence that use the blocks of an item, and these items."""
     ranking = _ranking(case, shape, range(shape.queries), device)
     actions = (ranking != torch.arange(shape.queries, device=device)).nonzero()[:, 0]
     return actions, ranking[actions]
 
 
 def block_means(tensor: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
-    """Means [heads, complete blocks, size] of the rows of each complete block, summed in at least fp32.
+    """Return the means [heads, complete blocks, size] of the rows of each complete block, summed in at least fp32.
 
-    By halves, a power of two of them: equal blocks have equal means wherever they lie.
+    Summed pairwise over a power of two, so that equal blocks have equal means wherever they are.
     """
     whole = shape.seen // case.block_size
     rows = tensor[:, : whole * case.block_size].unflatten(1, (whole, case.block_size))
@@ -310,7 +309,7 @@ def block_means(tensor: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
 
 
 def spread(gradient: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
-    """Gradient of the rows from that of the means of their blocks."""
+    """Return the gradient of the rows from that of the means of their blocks."""
     spread = (gradient / case.block_size).repeat_interleave(case.block_size, 1)
     return torch.nn.functional.pad(spread, (0, 0, 0, shape.length - spread.shape[1]))
 

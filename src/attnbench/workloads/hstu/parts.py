@@ -1,8 +1,8 @@
-"""Which part of a case is compared, and how the parts of its tensors lie.
+"""Which part of a case is compared, and the layout of the parts of its tensors.
 
-A pair is (sequence, head) and stands for all its queries, keys and values.  Layouts:
+A pair is (sequence, head) and includes all its queries, keys and values.  Layouts:
 
-    name     whole (no draw)       drawn pairs, one after another
+    name     whole (no draw)       drawn pairs, concatenated
     out      [Tq, H, Dv]           [Σ queries of the pairs, Dv]
     dq       [Tq, H, D]            [Σ queries of the pairs, D]
     dk, dv   [Tk, H, D], [.., Dv]  [Σ keys of the pairs, D], [.., Dv]
@@ -27,11 +27,11 @@ from attnbench.workloads.hstu.lengths import SequenceShape
 __all__ = ["CPU_WORKSPACE", "ITEM_BYTES", "SCORES", "WORKSPACE"]
 
 QUERY_SIDE = ("q", "gates", "dout", "out", "dq", "dgates")
-"Tensors with a row a query; all others have a row a key."
+"Tensors with one row per query; all others have one row per key."
 
 
 def output_names(case: HstuCase, variant: str) -> tuple[str, ...]:
-    """Names of what a launch of this variant leaves behind."""
+    """Names of the outputs of a launch of this variant."""
     if not case.has_backward:
         return ("out",)
     return ("out", "dq", "dk", "dv") + ("dgates",) * (variant == "hstu-bsa" and case.gates)
@@ -56,7 +56,7 @@ def output_shapes(case: HstuCase, variant: str, draw: Draw | None = None) -> dic
 
 
 def rows_of(shape: SequenceShape, name: str) -> int:
-    """Rows a sequence has in a tensor."""
+    """Number of rows of a sequence in a tensor."""
     return shape.queries if name in QUERY_SIDE else shape.length
 
 
@@ -66,27 +66,27 @@ def pairs_of(case: HstuCase, draw: Draw) -> Sequence[Part]:
 
 
 def by_sequence(case: HstuCase, name: str, tensor: Tensor) -> Sequence[Tensor]:
-    """Views [rows, H, size] of a whole tensor, one for each sequence."""
+    """Return views [rows, H, size] of a whole tensor, one per sequence."""
     return tensor.split([rows_of(shape, name) for shape in case.sequences])
 
 
 def pieces(case: HstuCase, name: str, tensor: Tensor, draw: Draw) -> list[Tensor]:
-    """Views [rows, size] of a whole tensor, one for each pair."""
+    """Return views [rows, size] of a whole tensor, one per pair."""
     views = by_sequence(case, name, tensor)
     return [views[s][:, head] for s, head in pairs_of(case, draw)]
 
 
 def result_pieces(case: HstuCase, name: str, tensor: Tensor, draw: Draw) -> Sequence[Tensor]:
-    """Like `pieces`, of a tensor that lies as `output_shapes` says for this draw."""
+    """Like `pieces`, for a tensor in the layout of `output_shapes` for this draw."""
     if draw.parts is None:
         return pieces(case, name, tensor, draw)
     return tensor.split([rows_of(case.sequences[s], name) for s, _ in draw.parts])
 
 
 def select(case: HstuCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-    """Cut the drawn pairs from whole outputs; without a draw, the outputs themselves.
+    """Extract the drawn pairs from whole outputs; without a draw, return the outputs.
 
-    Names no variant of the case has are left out, as are those `outputs` lacks.
+    Names that no variant of the case or `outputs` has are skipped.
 
     Raises:
         AttnbenchError: an output is not in the workload's layout.
@@ -98,10 +98,10 @@ def select(case: HstuCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[st
 
 
 def choose(case: HstuCase, *, seed: int, max_bytes: int) -> Draw:
-    """All pairs if the fp64 oracle of the case fits in `max_bytes`, else as many drawn pairs as fit.
+    """Return all pairs if the case's fp64 oracle fits in `max_bytes`, else as many drawn pairs as fit.
 
-    Counted as in softmax attention: the result in fp64 and the oracle's workspace.  The corners are
-    always in: first, last, shortest and longest sequence, each with the first and the last head.
+    This counts the result in fp64 and the oracle's workspace, as in softmax attention.  The corners are
+    always included: first, last, shortest and longest sequence, each with the first and the last head.
     """
     everything = list(product(range(case.batch), range(case.nheads)))
     workspace = min(WORKSPACE, sum(_work_bytes(case.sequences[s]) for s, _ in everything))

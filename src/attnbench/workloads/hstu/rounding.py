@@ -1,20 +1,20 @@
-"""What an honest evaluation of HSTU attention may be off by, element by element: one standard deviation.
+"""Errors that rounding explains in HSTU attention, element by element: one standard deviation.
 
-In the words of `workloads.rounding`, with u the half step of the case's precision, w that of fp32, n keys, for a score
-s = α q·k, its weight a = SiLU(s) = s σ(s), c the divisor's inverse and the mask understood:
+With the rules of `workloads.rounding`, u the half step of the case's precision, w that of fp32, and n keys, for a score
+s = α q·k, its weight a = SiLU(s) = s σ(s), c the inverse divisor, with the mask implied:
 
-    score      σ² = D w²/6 (α² Σ(q∘k)² + s²) + (u²/3 + 2/3 w²) s²; of a mean that was stored + α² u²/3 Σ(q∘k̄)²
+    score      σ² = D w²/6 (α² Σ(q∘k)² + s²) + (u²/3 + 2/3 w²) s²; for a stored mean + α² u²/3 Σ(q∘k̄)²
     weight     SiLU'(s)² σ² + a² ((8 w)² + u²/3) + s² (w² + u²/64)
-               The last: h + h tanh h, h = s/2, cancels for s < 0 where it is computed so, in fp32 or, where a case
-               is in 16 bits, with a unit of the card that is off by 2⁻¹¹
+               The last term: h + h tanh h, h = s/2, cancels for s < 0 if it is computed in this form, in fp32 or, for a
+               16-bit case, with a hardware instruction that is off by 2⁻¹¹
     O = c Σ a v         c² (Σ (variance of a + n w²/6 a²) v² + o² (n w²/6 + 2 u²/3)), stored before and after c
     dA = dO·v           Dv w²/6 (Σ(do∘v)² + dA²) + u²/3 dA²
     dS = dA SiLU'(s)    SiLU'² variance of dA + dA² (SiLU''(s)² σ² + SiLU'² ((8 w)² + u²/3) + (1 + s²)(w² + u²/64)/4)
                         + u²/3 dS²
-    dQ, dK, dV          as O, of dS and k, dS and q, a and dO
+    dQ, dK, dV          as O, with dS and k, dS and q, a and dO
 
-The block-sparse function adds branches: variances add up, times squared gates; each branch's output may be stored
-before it is added, and the selected one's a block at a time.
+The block-sparse function adds branches: variances add, times squared gates.  Each branch's output may be stored
+before it is added, and that of the selected branch once per block.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Varied = dict[str, tuple[Tensor, Tensor]]
 def expected_errors(
     case: HstuCase, inputs: HstuInputs, *, draw: Draw, workspace: int | None = None
 ) -> dict[str, Tensor]:
-    """Standard deviation of each element of the dense variant's outputs, fp32, shaped as the draw's.
+    """Return the standard deviation of each element of the dense variant's outputs, fp32, in the draw's layout.
 
     Args:
         case: the problem.
         inputs: its tensors; the result is on their device.
         draw: which pairs.
-        workspace: bytes of intermediate results to stay under, as in the oracle.
+        workspace: limit of intermediate results in bytes, as in the oracle.
     """
     sink = Sink(case, "hstu", inputs, dtype=torch.float32, draw=draw)
     numbers = Format.of(torch_dtype(case))
@@ -70,7 +70,7 @@ def expected_errors(
 def expected_errors_bsa(
     case: HstuCase, inputs: HstuInputs, *, draw: Draw, workspace: int | None = None
 ) -> dict[str, Tensor]:
-    """The same of the block-sparse variant, for the oracle's own blocks: those as good have errors as large."""
+    """Return the same for the block-sparse variant and the oracle's own blocks: equally good ones have equal errors."""
     sink = Sink(case, "hstu-bsa", inputs, dtype=torch.float32, draw=draw)
     numbers = Format.of(torch_dtype(case))
     chosen = parts.by_sequence(case, "q", oracle_bsa.select_blocks(case, inputs, workspace=workspace))
@@ -138,7 +138,7 @@ def _branches(
             }
         for name, (variance, value) in found.items():
             before = total.get(name, (0.0, 0.0))
-            # A branch is stored before it is added, and the sum so far with it.
+            # A branch is stored before it is added, and so is the sum of the branches.
             total[name] = (
                 before[0] + variance + 2 * store * value.square() + store * (before[1] + value) ** 2,
                 before[1] + value,
@@ -150,7 +150,7 @@ def _branches(
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Some rows of scores: what becomes of them, and variances, 0 where hidden."""
+    """Quantities derived from some rows of scores, and their variances, 0 where hidden."""
 
     a: Tensor
     of_a: Tensor
@@ -172,19 +172,19 @@ def errors_of(
     coarse: bool = False,
     workspace: int | None = None,
 ) -> Varied:
-    """Variances and values of one sequence under any mask; arguments as in `oracle.attend`.
+    """Return variances and values of one sequence under any mask; arguments as in `oracle.attend`.
 
     Args:
         q: [heads, queries, D].
         k: [heads, keys, D].
         v: [heads, keys, Dv].
-        dout: [heads, queries, Dv], or None for the forward alone.
+        dout: [heads, queries, Dv], or None for the forward only.
         mask: which keys some rows see.
         alpha: factor of the scores.
         scale: factor of the output.
-        numbers: how the case's are stored.
-        coarse: keys and values are means, which were stored.
-        workspace: bytes of intermediate results to stay under.
+        numbers: storage format of the case's precision.
+        coarse: keys and values are stored means.
+        workspace: limit of intermediate results in bytes.
     """
     if workspace is None:
         workspace = parts.CPU_WORKSPACE if q.device.type == "cpu" else parts.WORKSPACE

@@ -1,4 +1,4 @@
-"""Well-known wrong answers, so that the checker can say what a backend did and not only that it is off."""
+"""Well-known wrong answers, so that the checker can say what a backend computed instead."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from attnbench.workloads.hstu.work import visible_pairs
 def suspects(
     variant: str, case: HstuCase, inputs: HstuInputs, *, draw: Draw
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield (words, outputs in fp32) of each mistake that would change the answer of this case."""
+    """Yield (description, outputs in fp32) for each mistake that would change the answer of this case."""
     evaluate = oracle.evaluate if variant == "hstu" else oracle_bsa.evaluate
-    # Drawn lengths would follow the targets.
+    # Fixed, because drawn lengths would change with the targets.
     case = replace(case, lengths=":".join(str(shape.length) for shape in case.sequences))
     for words, bent in _bent(case):
         if variant == "hstu-bsa" and bent.sparse_refusal is not None:
@@ -54,7 +54,7 @@ def _differ(variant: str, bent: HstuCase, case: HstuCase) -> bool:
 
 
 def _by_own_length(case: HstuCase, right: dict[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-    """Every output is proportional to the divisor's inverse."""
+    """Rescale: every output is proportional to the inverse divisor."""
     for name, tensor in right.items():
         for (number, _), piece in zip(
             parts.pairs_of(case, draw), parts.result_pieces(case, name, tensor, draw), strict=True

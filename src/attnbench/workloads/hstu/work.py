@@ -1,7 +1,7 @@
 """Exact useful work of an `HstuCase`, in closed form.  Imports without torch.
 
-FLOPs are counted over the (query, key) pairs that are visible, of real rows only, for every head; a
-multiply-add is 2.  With D = attn_dim and Dv = linear_dim a pair costs
+FLOPs are counted over the visible (query, key) pairs, of real rows only, for every head; a
+multiply-add counts as 2.  With D = attn_dim and Dv = linear_dim a pair costs
 
     forward   Q Kᵀ (2 D), A V (2 Dv)                                               2 (D + Dv)
     backward  Q Kᵀ again (2 D), dV = Aᵀ dO (2 Dv), dA = dO Vᵀ (2 Dv),
@@ -9,13 +9,13 @@ multiply-add is 2.  With D = attn_dim and Dv = linear_dim a pair costs
 
 SiLU itself is not counted.  Bytes are the least an implementation can move: every input read once,
 every output written once (backward: Q, K, V, dO read, dQ, dK, dV written; O is not needed).  Offsets
-and workspaces are not in.  ``fwd-bwd`` is the sum of both.
+and workspaces are not counted.  ``fwd-bwd`` is the sum of both.
 
-`work` is that of the dense function, the yardstick of a case whatever computes it.  `sparse_work` is
-that of the block-sparse function, what a launch of it states as executed: pairs of a query with the
-compressed blocks it sees, with the keys of its selected blocks, and with those of its sliding window,
-a key in two branches counted in both.  Scores of the compressed branch rank the blocks too and count
-once; pooling, ranking and gating are not counted; gates (and their gradients) are in the bytes.
+`work` is that of the dense function, the measure of a case whatever computes it.  `sparse_work` is
+that of the block-sparse function, which its launches state as executed: pairs of a query with the
+compressed blocks it sees, with the keys of its selected blocks, and with those of its sliding window;
+a key in two branches counts in both.  Scores of the compressed branch also rank the blocks and count
+once; pooling, ranking and gating are not counted; gates (and their gradients) are included in the bytes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from attnbench.workloads.hstu.lengths import SequenceShape
 
 
 def work(case: HstuCase) -> Work:
-    """Useful FLOPs and least bytes of the dense function in the case's mode."""
+    """Return useful FLOPs and least bytes of the dense function in the case's mode."""
     return _work(case, visible_pairs(case), gate_bytes=0)
 
 
 def sparse_work(case: HstuCase) -> Work:
-    """FLOPs and least bytes of the block-sparse function in the case's mode."""
+    """Return FLOPs and least bytes of the block-sparse function in the case's mode."""
     queries = sum(shape.queries for shape in case.sequences)
     gates = queries * case.nheads * len(case.branches) * DTYPES[case.dtype].bytes if case.gates else 0
     return _work(case, sum(sparse_pairs(case)), gate_bytes=gates)
@@ -63,7 +63,7 @@ def _visible(shape: SequenceShape, causal: bool, window: int | None) -> int:
     of_prefix = max(0, prefix - shape.first_query) * shape.seen
     reach = history if window is None else window
     backward = _capped(rows, reach + 1)
-    # The keys ahead of history row x are as many as those behind row history - 1 - x, itself left out.
+    # History row x has as many keys ahead as row history - 1 - x has behind, not counting itself.
     ahead = 0 if causal else _capped(range(len(rows)), reach + 1) - len(rows)
     near = len(rows) if window is None else max(0, min(history, window) - rows.start)
     target = min(history, reach) + 1 + (prefix if window is None or history + 1 <= window else 0)
@@ -93,13 +93,13 @@ def _sparse(shape: SequenceShape, case: HstuCase) -> tuple[int, int, int]:
 
 
 def _complete_blocks(rows: int, size: int) -> int:
-    """Σ of the blocks that end at or before each of the first rows: ⌊(x + 1) / size⌋."""
+    """Σ over the first rows of the number of blocks that end at or before each: ⌊(x + 1) / size⌋."""
     blocks, rest = divmod(rows, size)
     return size * _triangle(blocks - 1) + blocks * (rest + 1)
 
 
 def _selected_keys(rows: int, size: int, others: int) -> int:
-    """Σ of the keys that each of the first rows selects: its block up to itself, and full ones before."""
+    """Σ over the first rows of the keys that each selects: its own block up to itself, and full ones before."""
     blocks, rest = divmod(rows, size)
     own = blocks * _triangle(size) + _triangle(rest)
     full = size * _capped(range(blocks - 1), others) + rest * min(others, blocks)

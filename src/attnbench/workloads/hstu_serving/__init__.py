@@ -1,4 +1,4 @@
-"""HSTU ranking inference with a paged cache: one step of a whole model is one launch.
+"""HSTU ranking inference with a paged cache: a launch is one step of a whole model.
 
 Imports without torch; the methods that make or read tensors import what they need.
 """
@@ -27,7 +27,7 @@ __all__ = ["WORKLOAD", "ServingCase", "ServingWorkload"]
 
 
 class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
-    """A step of HSTU ranking: what is cached is looked up, the rest computed, candidates scored."""
+    """A step of HSTU ranking: cached tokens are looked up, the rest is computed, candidates are scored."""
 
     name = "hstu-serving"
     title = "HSTU ranking step"
@@ -35,15 +35,15 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
     variants = ("logits",)
 
     def case(self, values: Mapping[str, Any]) -> ServingCase:
-        """Build a case from axis values or from `ServingCase.to_dict`; what is missing takes the axis default.
+        """Build a case from axis values or from `ServingCase.to_dict`; missing values get the axis default.
 
         Raises:
-            UsageError: an axis is not known or a value not possible.
+            UsageError: an axis is unknown or a value is not allowed.
         """
         return ServingCase(**self.filled(values))
 
     def work(self, case: ServingCase) -> Work:
-        """Exact useful FLOPs and least bytes of a step; `work.py` says what is counted."""
+        """Return exact useful FLOPs and least bytes of a step; `work.py` says what is counted."""
         return work(case)
 
     def table_bytes(self, case: ServingCase) -> int:
@@ -51,7 +51,7 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
         return case.table_bytes
 
     def inputs(self, case: ServingCase, *, seed: int, kind: str, device: str | device) -> ServingInputs:
-        """Model and requests; see `inputs.make_inputs`."""
+        """Return model and requests; see `inputs.make_inputs`."""
         from attnbench.workloads.hstu_serving.inputs import make_inputs
 
         return make_inputs(case, seed=seed, kind=kind, device=device)
@@ -59,7 +59,7 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
     def oracle(
         self, variant: str, case: ServingCase, inputs: ServingInputs, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """The logits of a model without a cache."""
+        """Return the logits of a model without a cache."""
         from attnbench.workloads.hstu_serving.oracle import evaluate
 
         self._known(variant)
@@ -68,18 +68,18 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
     def expected_errors(
         self, variant: str, case: ServingCase, inputs: ServingInputs, *, draw: Draw
     ) -> dict[str, Tensor]:
-        """Standard deviation of each logit; `rounding.py` says how it is found."""
+        """Return the standard deviation of each logit; `rounding.py` describes the method."""
         from attnbench.workloads.hstu_serving.rounding import expected_errors
 
         self._known(variant)
         return expected_errors(inputs, draw=draw)
 
     def draw(self, case: ServingCase, *, seed: int, max_bytes: int) -> Draw:
-        """Memory is no matter, as a request at a time fits anywhere; `parts.py` says what is."""
+        """Draw requests by time, not memory, because single requests always fit; see `parts.py`."""
         return choose(case, seed=seed)
 
     def select(self, case: ServingCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        """The logits of the drawn requests, in the workload's layout."""
+        """Return the logits of the drawn requests, in the workload's layout."""
         requests = sum(map(len, case.steps))
         whole = in_layout(case.id, outputs, {"out": (requests * case.num_candidates, case.config.tasks)})
         return {name: select(case, out, draw) for name, out in whole.items()}
@@ -87,7 +87,7 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
     def suspects(
         self, variant: str, case: ServingCase, inputs: ServingInputs, *, draw: Draw
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
-        """A cache whose keys nobody reads: what a kernel answers that ignores the pages it is given."""
+        """A cache whose keys are not read: the answer of a kernel that ignores its pages."""
         import torch
 
         from attnbench.workloads.hstu_serving.oracle import evaluate
@@ -97,7 +97,7 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
             yield "cached tokens that are not read", blind
 
     def shrink(self, case: ServingCase, factor: float) -> ServingCase | None:
-        """Fewer users; None where there is one, or a pool would be too small."""
+        """Return a case of fewer users; None if there is only one, or the pool would be too small."""
         batch = int(case.batch * factor)
         try:
             return replace(case, batch=batch) if batch else None

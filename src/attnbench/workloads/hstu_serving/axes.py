@@ -1,6 +1,6 @@
-"""How the command line and the suite files spell the fields of a `ServingCase`.
+"""Spelling of the fields of a `ServingCase` on the command line and in suite files.
 
-An axis that other workloads have too keeps its default there: they share one flag.  Imports without torch.
+An axis that other workloads have too has the same default, because they share one flag.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NO_CACHE = "no-cache"
 
 
 def parse_cache(text: str) -> str:
-    """Read where cached tokens lie; the way of doing without a cache is told to whoever asks for it here."""
+    """Parse where cached tokens are; the refusal also explains how to run without a cache."""
     if text == NO_CACHE:
         raise ValueError(
             f"one of {', '.join(CACHES)}; a step without a cache is the row BACKEND[{NO_CACHE}], "
@@ -29,7 +29,7 @@ def parse_cache(text: str) -> str:
 
 
 def parse_share(text: str) -> float:
-    """Read a share above 0, at most 1."""
+    """Parse a share above 0, at most 1."""
     try:
         value = float(text)
     except ValueError:
@@ -48,7 +48,7 @@ def parse_file(text: str) -> str:
 
 
 def parse_page_size(text: str) -> int:
-    """Read a page size."""
+    """Parse a page size."""
     return int(one_of(*map(str, PAGE_SIZES))(text))
 
 
@@ -67,13 +67,13 @@ AXES = (
     Axis(
         "on_host_hit",
         one_of(*ON_HOST_HIT),
-        "tokens in host memory: reload, recompute, or auto, what is quicker; default: reload",
+        "for tokens in host memory: reload, recompute, or auto (the faster one); default: reload",
         None,
     ),
     Axis("visits", parse_size, "steps of growth; default: 64, or as many as the model's history has room for", None),
     Axis("model", one_of(*CONFIGS), f"sizes of the model: {', '.join(CONFIGS)}", "bench"),
     Axis("checkpoint", parse_file, "safetensors file of the model's weights; default: random ones by seed", None),
-    Axis("embedding_dim", parse_size, "columns of the table of tokens; default: as wide as the model", None),
+    Axis("embedding_dim", parse_size, "columns of the embedding table; default: the model's width", None),
     Axis("page_size", parse_page_size, f"tokens of a page: {', '.join(map(str, PAGE_SIZES))}", 64),
     Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
 )

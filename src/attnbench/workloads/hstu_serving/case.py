@@ -1,18 +1,18 @@
-"""One step of HSTU ranking inference: a batch of users, what a cache holds of them, and the candidates to score.
+"""One step of HSTU ranking inference: a batch of users, their cached tokens, and the candidates to score.
 
 A user's history has `cached` + `new_tokens` tokens.  Keys and values of the first `cached` ones were computed in an
-earlier step and lie where `cache` says; the others are new.  The step scores `num_candidates` candidates of each user.
+earlier step and are where `cache` says; the others are new.  The step scores `num_candidates` candidates of each user.
 
     gpu-hit     all cached tokens are in pages on the device
-    host-hit    all are in host memory, none on the device; `on_host_hit` says whether the step brings them back
-    partial     the first `pool_share` of them are in pages on the device, the rest is nowhere and computed again
-    pool        whatever the least recently used users have left: not one step but a series of them, whose users return
-                (`visits`), over a pool for `pool_share` of what all of these need; evictions are part of it
-    growth      all tokens that the steps before have computed: a series of `visits` steps of the same users, each with
+    host-hit    all are in host memory, none on the device; `on_host_hit` says whether the step copies them back
+    partial     the first `pool_share` of them are in pages on the device, the rest is lost and recomputed
+    pool        what the eviction of least recently used users has left: not one step but a series, in which users
+                return (`visits`), with a pool for `pool_share` of what all of these need; evictions are part of it
+    growth      all tokens that earlier steps have computed: a series of `visits` steps of the same users, each with
                 `new_tokens` more
 
-How the step is carried out (by which attention, with or without the cache, launch by launch or as a CUDA graph) is the
-backend's affair, so all ways of doing it are rows of one group.
+The backend decides how the step is run (with which attention, with or without the cache, launch by launch or as a CUDA
+graph), so all these ways are rows of one group.
 
 Imports without torch.
 """
@@ -34,18 +34,18 @@ WHO = "hstu-serving"
 POOL, GROWTH = "pool", "growth"
 CACHES = ("gpu-hit", "host-hit", "partial", POOL, GROWTH)
 SHARED = ("partial", POOL)
-"Those that have a share."
+"Values of `cache` with a pool share."
 SERIES = (POOL, GROWTH)
-"Those of several steps."
+"Values of `cache` that mean several steps."
 USUAL_VISITS, MOST_VISITS = 64, 1024
 CACHED_STEP = "cached {}"
-"Phase of growth: the step whose users have so many tokens cached."
+"Name of a phase of growth: the step whose users have this many tokens cached."
 ON_HOST_HIT = ("reload", "recompute", "auto")
 PAGE_SIZES = (32, 64, 128)
 MOST_BATCH, MOST_TOKENS = 1024, 2**20
 USUAL_SHARE = 0.5
 LONGEST_STEM = 24
-"Letters of a checkpoint's name in the id of a case."
+"Most characters of a checkpoint's name in the id of a case."
 
 _FOLLOWS: Any = None
 
@@ -55,7 +55,7 @@ class ServingCase:
     """A frozen problem.
 
     Raises:
-        UsageError: a field is not possible, or the fields contradict each other; the message names one.
+        UsageError: the value of a field is not allowed, or fields contradict each other; the message names one.
     """
 
     batch: int
@@ -68,17 +68,17 @@ class ServingCase:
     "tokens of each history since then"
     cache: str = "gpu-hit"
     pool_share: float = _FOLLOWS
-    """share of the cached tokens that the pool on the device still holds, or of what all users need that the pool has
-    room for; not given: 0.5 of partial and pool, else 1"""
+    """share of the cached tokens that the pool on the device still holds, or of what all users need that fits in the
+    pool; default: 0.5 for partial and pool, else 1"""
     on_host_hit: str = _FOLLOWS
-    "what a step does with tokens in host memory: reload, recompute, or what is measured to be quicker (auto)"
+    "what a step does with tokens in host memory: reload, recompute, or the faster one as measured (auto)"
     visits: int | None = None
-    "of growth: steps; not given: 64, or as many as the model's history has room for"
+    "for growth: number of steps; default: 64, or as many as fit in the model's history"
     model: str = "bench"
     checkpoint: str | None = None
     "name and hash of a safetensors file of the model's weights (`given_files`); None: random ones by seed"
     embedding_dim: int | None = None
-    "columns of the table of tokens, with a product behind them; None: as wide as the model"
+    "columns of the embedding table, projected to the model's width; None: as wide as the model"
     page_size: int = 64
     dtype: str = "fp16"
 
@@ -206,17 +206,17 @@ class ServingCase:
 
     @property
     def mode(self) -> str:
-        """What a sample times: serving has no backward."""
+        """Always fwd: serving has no backward."""
         return "fwd"
 
     @property
     def history(self) -> int:
-        """Tokens of each history, of a series with the first visit."""
+        """Tokens of each history, in a series at the first visit."""
         return self.cached + self.new_tokens
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Who asks in which step."""
+        """The visits of each step."""
         if self.cache == GROWTH:
             return growth(self.batch, self.visits or 1)
         return series(self.batch) if self.cache == POOL else together(self.batch)
@@ -227,11 +227,11 @@ class ServingCase:
         return len({visit.user for step in self.steps for visit in step})
 
     def history_of(self, visit: Visit) -> int:
-        """Tokens of the history with which a user comes."""
+        """Tokens of the history that a user has at a visit."""
         return self.cached + (1 + visit.earlier) * self.new_tokens
 
     def found_of(self, visit: Visit) -> int:
-        """Of these, what can be found cached: in a series, whatever was computed before."""
+        """Number of these that can be cached: in a series, all that were computed before."""
         return self.cached + visit.earlier * self.new_tokens if self.cache in SERIES else self.found
 
     def pages_of(self, visit: Visit) -> int:
@@ -240,7 +240,7 @@ class ServingCase:
 
     @property
     def needed_pages(self) -> int:
-        """Pages that the histories of all users take with their last visit."""
+        """Pages that the histories of all users take at their last visit."""
         last = {visit.user: self.pages_of(visit) for step in self.steps for visit in step}
         return sum(last.values())
 
@@ -251,9 +251,9 @@ class ServingCase:
 
     @property
     def found(self) -> int:
-        """Tokens of each history that a step finds cached: whole items, and the context with the first.
+        """Tokens of each history that a step finds cached: whole items, and the context with the first item.
 
-        Of a series this is what the first visit of a user can find.
+        For a series this is what the first visit of a user can find.
         """
         config = self.config
         if self.cache in SERIES:
@@ -263,7 +263,7 @@ class ServingCase:
         return max(0, context + (tokens - context) // size * size) if tokens >= context else 0
 
     def items(self, tokens: int) -> int:
-        """Items of a history of so many tokens."""
+        """Number of items in a history of this many tokens."""
         return max(0, tokens - len(self.config.context)) // self.config.item_tokens
 
     @property

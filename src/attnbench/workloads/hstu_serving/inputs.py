@@ -1,7 +1,7 @@
-"""Seeded inputs of a `ServingCase`: the model, and a request of each user with the one before it.
+"""Seeded inputs of a `ServingCase`: the model, and two consecutive requests of each user.
 
-Weights are the same for every seed: they belong to the case's model, or are those of its checkpoint.  A seed draws
-users and what they ask.
+Weights are the same for every seed: they belong to the case's model, or come from its checkpoint.  The seed determines
+users and their requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from attnbench.workloads.hstu_serving.case import WHO, ServingCase
 WEIGHTS_SEED = 0
 MINUTE = 60
 _MODELS: WeakValueDictionary[tuple[ModelConfig, str | None, str, str], HstuRanking] = WeakValueDictionary()
-"Of the inputs that are in use: two sets of inputs of a case share one."
+"Models in use, so that two sets of inputs of a case share one."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class ServingInputs:
     model: HstuRanking
     users: tuple[int, ...]
     items: Tensor
-    "int64 [users, items of the longest history], in host memory as all of a request"
+    "int64 [users, items of the longest history], in host memory like every part of a request"
     actions: Tensor
     "int64 [users, items of the longest history]"
     candidates: Tensor
@@ -49,21 +49,21 @@ class ServingInputs:
     "int64 [users, features]"
 
     def tensors(self) -> dict[str, Tensor]:
-        """Requests and weights.  Tables of tokens are left out: no step writes to them, and some have gigabytes."""
+        """Requests and weights.  Embedding tables are omitted: no step writes to them, and some have gigabytes."""
         weights = {name: weight for name, weight in self.model.named_parameters() if not name.startswith("tokens.")}
         return weights | {name: getattr(self, name) for name in ("items", "actions", "candidates", "context")}
 
     def steps(self) -> list[list[Request]]:
-        """What each step is to answer; the arrays are views of the tensors."""
+        """Return the requests of each step; the arrays are views of the tensors."""
         case = self.case
         return [[self._request(one.user, case.items(case.history_of(one))) for one in step] for step in case.steps]
 
     def requests(self) -> list[Request]:
-        """Those of all steps, one step after another."""
+        """Return the requests of all steps, one step after another."""
         return [request for step in self.steps() for request in step]
 
     def before(self) -> list[Request]:
-        """What was asked when what a step finds was computed: no candidates, and a history of these tokens."""
+        """Return the requests that fill the cache: no candidates, and a history of the tokens to be found cached."""
         items = self.case.items(self.case.found)
         return [self._request(number, items, candidates=0) for number in range(self.case.users)]
 
@@ -86,11 +86,11 @@ def make_inputs(case: ServingCase, *, seed: int, kind: str, device: str | torch.
     Args:
         case: the problem.
         seed: of users and requests; different seeds have different users.
-        kind: of items: normal, as popular as those of the synthetic users; uniform; zeros: the same one always.
+        kind: of items: normal, with the popularity of the synthetic users; uniform; zeros: always the same one.
         device: of the model; requests are in host memory.
 
     Raises:
-        UsageError: the kind is not known.
+        UsageError: the kind is unknown.
     """
     if kind not in PLAIN:
         raise unknown(WHO, "input", kind, PLAIN)
@@ -118,7 +118,7 @@ def make_inputs(case: ServingCase, *, seed: int, kind: str, device: str | torch.
 
 
 def _check_memory(case: ServingCase, device: str | torch.device) -> None:
-    """Refuse tables that memory has no room for, before any of it is taken.
+    """Refuse tables that do not fit in memory, before any memory is allocated.
 
     Raises:
         MemoryError: with the sizes.

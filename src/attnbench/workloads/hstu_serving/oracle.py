@@ -1,4 +1,4 @@
-"""The right answer: the model in `dtype`, over whole histories, without any cache."""
+"""The oracle: the model in `dtype`, over whole histories, without any cache."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from attnbench.workloads.hstu_serving.visits import Visit
 def evaluate(
     inputs: ServingInputs, *, dtype: torch.dtype, draw: Draw = WHOLE, unseen: Callable[[Visit], int] | None = None
 ) -> dict[str, Tensor]:
-    """Logits of all candidates of the requests.
+    """Compute the logits of all candidates of the requests.
 
     Args:
         inputs: of the case.
         dtype: to compute in.
         draw: of the requests.
-        unseen: so many first tokens of a visit's history are hidden from the rows behind them: a well-known wrong
-            answer; None: none are.
+        unseen: returns how many first tokens of a visit's history are hidden from later rows, for a well-known wrong
+            answer; None: none are hidden.
 
     Returns:
         out [requests · num_candidates, tasks].
     """
     model = inputs.model.in_precision(dtype)
     visits = [visit for step in inputs.case.steps for visit in step]
-    # A request at a time: users do not see each other, and results are then the same in any batch.
+    # One request at a time: users do not see each other, and results are then independent of the batch.
     found = []
     for number, request in drawn_of(inputs.requests(), draw):
         hidden = unseen(visits[number]) if unseen else 0
@@ -41,7 +41,7 @@ def evaluate(
 
 
 class _Blind(Reference):
-    """Rows behind the cached tokens do not see these."""
+    """Rows after the cached tokens do not see these."""
 
     def __init__(self, unseen: int, sequences: Sequences) -> None:
         super().__init__(sequences)

@@ -1,7 +1,7 @@
-"""Which requests of a case the oracle computes: all, or so many that it is done in a moment.
+"""Which requests of a case the oracle computes: all, or as many as take a short time.
 
-A request has complete results of its own: users do not see each other.  The first and the last one are always among
-them.  Imports without torch.
+A request has complete results of its own, because users do not see each other.  The first and the last one are always
+included.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 WHOLE = Draw()
 MOST_FLOPS = 2 * 10**11
-"Of one evaluation over whole histories, where two requests do not take more.  An oracle has a dozen of them, in fp64."
+"Limit of one evaluation over whole histories, unless two requests take more.  An oracle has a dozen of them, in fp64."
 
 T = TypeVar("T")
 
 
 def choose(case: ServingCase, *, seed: int) -> Draw:
-    """All requests, or the first, the last, and others by seed."""
+    """Return all requests, or the first, the last, and others by seed."""
     count = sum(map(len, case.steps))
     of_one = work(case, [[0] * len(step) for step in case.steps]).flops / count
     fitting = max(2, int(MOST_FLOPS // of_one))
@@ -36,17 +36,17 @@ def choose(case: ServingCase, *, seed: int) -> Draw:
 
 
 def drawn_of(requests: Sequence[T], draw: Draw) -> list[tuple[int, T]]:
-    """The drawn ones of all requests, with their places."""
+    """Return the drawn requests with their indices."""
     return [(number, requests[number]) for number in numbers_of(draw, len(requests))]
 
 
 def numbers_of(draw: Draw, count: int) -> list[int]:
-    """Places of the drawn ones among so many requests."""
+    """Return the indices of the drawn ones among `count` requests."""
     return list(range(count)) if draw.parts is None else [number for (number,) in draw.parts]
 
 
 def select(case: ServingCase, out: Tensor, draw: Draw) -> Tensor:
-    """Logits of the drawn requests, of [requests · num_candidates, tasks]."""
+    """Return the logits of the drawn requests, from [requests · num_candidates, tasks]."""
     if draw.parts is None:
         return out
     of_each = out.unflatten(0, (-1, case.num_candidates))

@@ -1,8 +1,8 @@
-"""What an honest evaluation of a whole model may be off by: Monte Carlo arithmetic (`workloads.noise`).
+"""Errors that rounding explains in a whole model, by Monte Carlo arithmetic (`workloads.noise`).
 
-A derivation element by element, as `workloads.rounding` has it for one attention, does not carry through layers of
+An elementwise derivation, as in `workloads.rounding` for a single attention, is not feasible through layers of
 products, norms and SiLU.  The standard deviation of a task's logits is taken over draws and over all candidates of a
-user, whose sums are of equal length.
+user, whose sums have equal length.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from attnbench.workloads.noise import Noise
 from attnbench.workloads.rounding import Format
 
 DRAWS, FEW, MORE_DRAWS = 4, 16, 8
-"Evaluations; more of them where there are fewer than so many candidates."
+"Numbers of evaluations: the first, or the last if there are fewer candidates than the second."
 
 
 def expected_errors(inputs: ServingInputs, *, draw: Draw = WHOLE) -> dict[str, Tensor]:
-    """Standard deviation of each logit, fp64 [requests · num_candidates, tasks]."""
+    """Return the standard deviation of each logit, fp64 [requests · num_candidates, tasks]."""
     case = inputs.case
     draws = DRAWS if case.num_candidates >= FEW else MORE_DRAWS
     truth = evaluate(inputs, dtype=torch.float64, draw=draw)["out"]

@@ -1,10 +1,10 @@
-"""Who asks in which step, with which history: one step of all users, a series in which all of them come again and again,
-or a series of steps of users who return as they like.
+"""The users of each step and their histories: one step of all users, a series in which all of them return every step,
+or a series of steps in which users return at random.
 
-The last is for a pool that does not hold all users.  How often a user comes is log-normal, as interactions of a user
-are in KuaiRand-1K, and drawn once for each size of the batch; each user comes at least once.  Each visit brings new
-tokens: the next one's history has them, too.  A series is carried out again and again, so its first visits find what
-the last ones of the series before have left in the pool.
+The last is for a pool that does not hold all users.  The rate of a user's visits is log-normal, like the interactions
+of users in KuaiRand-1K, and drawn once for each batch size; each user comes at least once.  Each visit adds new
+tokens, which are part of the next visit's history.  A series is repeated, so its first visits find what
+the last visits of the previous repetition have left in the pool.
 
 Imports without torch.
 """
@@ -18,9 +18,9 @@ from functools import cache
 STEPS = 8
 "Steps of a series."
 USERS = 4
-"Users of a series: so many times the batch."
+"Users of a series, as a multiple of the batch."
 SIGMA = 1.0
-"Of the log-normal rate at which a user comes."
+"Standard deviation of the log-normal rate of visits."
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Visit:
     """A user in a step."""
 
     user: int
-    "place in the inputs"
+    "index in the inputs"
     earlier: int
-    "visits of this user before, in the series"
+    "number of this user's earlier visits in the series"
 
 
 Step = tuple[Visit, ...]
@@ -38,7 +38,7 @@ Step = tuple[Visit, ...]
 
 @cache
 def series(batch: int) -> tuple[Step, ...]:
-    """The steps of a series, each of `batch` different users."""
+    """Return the steps of a series, each with `batch` different users."""
     drawn = random.Random(batch)
     users = USERS * batch
     rates = [drawn.lognormvariate(0.0, SIGMA) for _ in range(users)]
@@ -47,7 +47,7 @@ def series(batch: int) -> tuple[Step, ...]:
     count = [0] * users
     steps: list[Step] = []
     for number in range(STEPS):
-        # Whoever has as many visits left as there are steps must come; the others as drawn, by what they have left.
+        # Users with as many visits left as there are steps must come; others are drawn by the visits they have left.
         waiting = [user for user in range(users) if visits[user] > count[user]]
         waiting.sort(key=lambda user: drawn.random() ** (1 / (visits[user] - count[user])), reverse=True)
         must = [user for user in waiting if visits[user] - count[user] == STEPS - number]
@@ -59,7 +59,7 @@ def series(batch: int) -> tuple[Step, ...]:
 
 
 def _dealt(visits: int, rates: list[float], most: int, drawn: random.Random) -> list[int]:
-    """Visits dealt by rate, at most so many to a user."""
+    """Distribute visits by rate, at most `most` per user."""
     found = [0] * len(rates)
     while sum(found) < visits:
         user = drawn.choices(range(len(rates)), rates)[0]
@@ -74,5 +74,5 @@ def together(batch: int) -> tuple[Step, ...]:
 
 @cache
 def growth(batch: int, visits: int) -> tuple[Step, ...]:
-    """Steps of all users, each as often as the others."""
+    """Return steps of all users, each as often as the others."""
     return tuple(tuple(Visit(user, earlier) for user in range(batch)) for earlier in range(visits))

@@ -1,17 +1,17 @@
 """Exact useful work of a serving step, or of a series of them, in closed form.  Imports without torch.
 
-Of each user, with m rows of new history (what is not found cached), T candidates, c cached tokens, d hidden, H heads of
-D dims, w = H D, a multiply-add being 2:
+For each user, with m rows of new history (not found cached), T candidates, c cached tokens, d hidden, H heads of
+D dims, w = H D, a multiply-add counting as 2:
 
     projection    (m + T) · 2 · d · 4 w           a layer
     attention     4 · w · pairs                   a layer; pairs = m c + m (m + 1)/2 + T (c + m + 1)
     output        (m + T) · 2 · w · d             a layer (three times that in Meta's layer, whose input is 3 w wide)
-    embedding     the product behind a narrower table; for DLRMv3 the MLPs of item and action
+    embedding     the projection after a narrower table; for DLRMv3 the MLPs of item and action
     towers        T · 2 · (products of the sizes)
 
 Elementwise functions are not counted.  Bytes are the least a step can move: weights once, the rows of the tables that
-it reads, cached keys and values once, new ones once, logits once; a host hit moves its pages over the bus as well,
-which is no memory of the device and not in.
+it reads, cached keys and values once, new ones once, logits once.  A host hit also moves its pages over the bus,
+which is not counted, because it is not device memory traffic.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Found = Sequence[Sequence[int]]
 
 
 def work(case: ServingCase, found: Found | None = None) -> Work:
-    """Useful FLOPs and least bytes of all steps of a case.
+    """Return useful FLOPs and least bytes of all steps of a case.
 
     Args:
         case: the problem.
-        found: tokens of each history that are found cached, of each step; None: as the case says.
+        found: tokens of each history that are found cached, for each step; None: as defined by the case.
     """
     config, flops = case.config, 0
     wide, targets = config.heads * config.dim, case.num_candidates
@@ -48,26 +48,26 @@ def work(case: ServingCase, found: Found | None = None) -> Work:
 
 
 def attention_flops(case: ServingCase, found: Found | None = None) -> int:
-    """Of these, what attention takes in all layers."""
+    """Return the part of these FLOPs that attention takes in all layers."""
     config = case.config
     seen = sum(pairs(hit, history - hit, case.num_candidates) for history, hit in _histories(case, found))
     return config.layers * 4 * config.heads * config.dim * seen
 
 
 def _histories(case: ServingCase, found: Found | None) -> Iterator[tuple[int, int]]:
-    """Tokens of each visit's history, and how many of them are found cached."""
+    """Yield the tokens of each visit's history, and how many of them are found cached."""
     for number, step in enumerate(case.steps):
         for place, visit in enumerate(step):
             yield case.history_of(visit), case.found_of(visit) if found is None else found[number][place]
 
 
 def pairs(cached: int, new: int, candidates: int) -> int:
-    """(query, key) pairs that are visible to the rows of one user."""
+    """Return the number of (query, key) pairs that are visible to the rows of one user."""
     return new * cached + new * (new + 1) // 2 + candidates * (cached + new + 1)
 
 
 def layer_row_flops(config: ModelConfig) -> int:
-    """Products of one row in one layer, without attention."""
+    """FLOPs of the products of one row in one layer, without attention."""
     wide = config.heads * config.dim
     return 2 * config.hidden * 4 * wide + 2 * (wide if config.variant == "hstu" else 3 * wide) * config.hidden
 

@@ -26,14 +26,14 @@ __all__ = ["WORKLOAD", "SparseCase", "SparseWorkload"]
 
 GIVEN, CHOSEN, DENSE = "given", "chosen", "dense"
 CHOICE = "block_map"
-"Output of the variant `chosen`."
+"Name of the output of kind choice of the variant `chosen`."
 
 
 class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
     """Softmax attention over the visible keys of some blocks.
 
-    `given` computes the map of the inputs.  `chosen` says which map it computed, and the oracle follows that.  `dense`
-    ignores the map: what a map's speed is compared with.
+    `given` computes with the map of the inputs.  `chosen` returns the map it used, and the oracle follows it.  `dense`
+    ignores the map: the speed of a map is compared with it.
     """
 
     name = "sparse"
@@ -44,20 +44,20 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
     variants = (GIVEN, CHOSEN, DENSE)
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
-        """Out; of the variant `chosen` also the map it used."""
+        """Return out; for the variant `chosen` also the map used."""
         self._known(variant)
         return {"out": OutputKind.VALUE} | ({CHOICE: OutputKind.CHOICE} if variant == CHOSEN else {})
 
     def case(self, values: Mapping[str, Any]) -> SparseCase:
-        """Build a case from axis values or from `SparseCase.to_dict`; what is missing takes the axis default.
+        """Build a case from axis values or from `SparseCase.to_dict`; missing values get the axis default.
 
         Raises:
-            UsageError: an axis is not known or a value not possible.
+            UsageError: an axis is unknown or a value is not allowed.
         """
         return SparseCase(**self.filled(values))
 
     def fitted(self, values: Mapping[str, Any], asked: Collection[str]) -> Mapping[str, Any]:
-        """A suite's density gives way to a file, the full map, and lengths and blocks of which it would leave a row none."""
+        """Drop a suite's density for a file or the full map, and raise one that would leave a row without blocks."""
         density = values.get("density")
         if not asked or "density" in asked or density is None:
             return values
@@ -67,24 +67,24 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
         return {**values, "density": max(density, 1 / columns)}
 
     def work(self, case: SparseCase) -> Work:
-        """Exact useful FLOPs of the map, those of the dense problem, and least bytes; `work.py`."""
+        """Return exact useful FLOPs of the map, those of the dense problem, and least bytes; see `work.py`."""
         return work(case)
 
     def planned_flops(self, case: SparseCase) -> int:
-        """Of one head, times their number: to count the blocks of all heads of a large map takes a second."""
+        """Count one head and multiply: counting the blocks of all heads of a large map takes a second."""
         if case.pattern not in PATTERNS:
             return self.work(case).flops
         one = replace(case, batch=1, nheads=1, nheads_kv=1)
         return case.batch * case.nheads * self.work(one).flops
 
     def work_of(self, variant: str, case: SparseCase) -> Work:
-        """Of the variant `dense`, all blocks: its useful work is the dense problem's."""
+        """For the variant `dense` all blocks count: its useful work is the dense problem's."""
         self._known(variant)
         found = work(case)
         return found if variant != DENSE else replace(found, flops=dense_flops(case))
 
     def inputs(self, case: SparseCase, *, seed: int, kind: str, device: str | device) -> SparseInputs:
-        """Seeded inputs; see `inputs.make_inputs`."""
+        """Return seeded inputs; see `inputs.make_inputs`."""
         from attnbench.workloads.sparse.inputs import make_inputs
 
         return make_inputs(case, seed=seed, kind=kind, device=device)
@@ -92,31 +92,31 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
     def oracle(
         self, variant: str, case: SparseCase, inputs: SparseInputs, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """Out of the drawn pairs over the map of the variant; what chooses nothing is held against all blocks."""
+        """Return out of the drawn pairs over the variant's map; without a choice `chosen` means all blocks."""
         from attnbench.workloads.sparse.oracle import evaluate
 
         return evaluate(case, inputs, dtype=dtype, draw=draw, blocks=self._blocks(variant, inputs))
 
     def expected_errors(self, variant: str, case: SparseCase, inputs: SparseInputs, *, draw: Draw) -> dict[str, Tensor]:
-        """Standard deviation of each element of an honest evaluation; `rounding.py`."""
+        """Return the standard deviation of rounding errors of each element; see `rounding.py`."""
         from attnbench.workloads.sparse.rounding import expected_errors
 
         return expected_errors(case, inputs, draw=draw, blocks=self._blocks(variant, inputs))
 
     def draw(self, case: SparseCase, *, seed: int, max_bytes: int) -> Draw:
-        """All (sequence, KV head) pairs if the fp64 oracle fits, else the corners and a seeded draw."""
+        """Return all (sequence, KV head) pairs if the fp64 oracle fits, else the corners and a seeded draw."""
         from attnbench.workloads.attention.parts import choose
 
         return choose(case.dense, seed=seed, max_bytes=max_bytes)
 
     def select(self, case: SparseCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        """The drawn pairs of a backend's whole outputs, laid out as the oracle's."""
+        """Return the drawn pairs of a backend's whole outputs, in the oracle's layout."""
         from attnbench.workloads.attention.parts import select
 
         return select(case.dense, outputs, draw)
 
     def choice(self, variant: str) -> Choice[SparseCase, SparseInputs] | None:
-        """The judge of a map that a launch chose."""
+        """Return the judge of a map chosen by a launch."""
         self._known(variant)
         if variant != CHOSEN:
             return None
@@ -127,18 +127,18 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
     def suspects(
         self, variant: str, case: SparseCase, inputs: SparseInputs, *, draw: Draw
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
-        """A map ignored, transposed or of another head; the causal mask left out."""
+        """A map that is ignored, transposed or of another head; a missing causal mask."""
         from attnbench.workloads.sparse.suspects import suspects
 
         self._known(variant)
         return suspects(case, inputs, draw=draw) if variant == GIVEN else ()
 
     def signs(self, case: SparseCase) -> Mapping[str, str]:
-        """As in softmax attention; the map stays."""
+        """See softmax attention; the map does not change."""
         return {"q": "qk", "k": "qk", "v": "v", "out": "v"}
 
     def shrink(self, case: SparseCase, factor: float) -> SparseCase | None:
-        """Fewer sequences, and where one is still too large a shorter one; None where nothing smaller is left."""
+        """Return a case of fewer sequences, or for one sequence a shorter one; None if nothing smaller is left."""
         from attnbench.workloads.attention import WORKLOAD as ATTENTION
 
         smaller = ATTENTION.shrink(case.dense, factor)

@@ -1,6 +1,6 @@
-"""How the command line and the suite files spell the fields of a `SparseCase`.
+"""Spelling of the fields of a `SparseCase` on the command line and in suite files.
 
-An axis that softmax attention has too keeps its default there: they share one flag.  Imports without torch.
+An axis that softmax attention has too has the same default, because they share one flag.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attnbench.workloads.sparse.case import ACCEPTED_DENSITY, ACCEPTED_GRID, ACC
 
 
 def parse_density(text: str) -> float | None:
-    """Read a share above 0, at most 1; none is the pattern's own."""
+    """Parse a share above 0, at most 1; none means the pattern's own."""
     if text == "none":
         return None
     try:
@@ -28,7 +28,7 @@ def parse_density(text: str) -> float | None:
 
 
 def parse_pattern(text: str) -> str:
-    """Read the name of a pattern, or find a file and say its name and hash."""
+    """Parse the name of a pattern, or find a file and return its name and hash."""
     if text in PATTERNS:
         return text
     if is_known(text) or text.endswith((".npy", ".safetensors")):
@@ -37,7 +37,7 @@ def parse_pattern(text: str) -> str:
 
 
 def parse_grid(text: str) -> str | None:
-    """Read frames:height:width; the case checks them against the lengths."""
+    """Parse frames:height:width; the case checks them against the lengths."""
     if text == "none":
         return None
     parts = text.split(":")
@@ -47,7 +47,7 @@ def parse_grid(text: str) -> str | None:
 
 
 def parse_seed(text: str) -> int:
-    """Read a seed."""
+    """Parse a seed."""
     if not (text.isascii() and text.isdigit() and len(text) < 11 and int(text) < 2**32):
         raise ValueError("a whole number from 0 to 4294967295")
     return int(text)
@@ -63,7 +63,7 @@ AXES = (
     Axis("causal", parse_boolean, "hide later keys; the last query meets the last key", False, boolean=True),
     Axis("dtype", precision(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
     Axis("block", one_of(*BLOCKS), f"queries x keys of a block: {', '.join(BLOCKS)}", BLOCKS[0]),
-    Axis("pattern", parse_pattern, f"how the block map comes about: {ACCEPTED_PATTERN}", "random"),
+    Axis("pattern", parse_pattern, f"source of the block map: {ACCEPTED_PATTERN}", "random"),
     Axis(
         "density",
         parse_density,

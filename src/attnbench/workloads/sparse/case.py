@@ -1,9 +1,9 @@
 """One problem of block-sparse softmax attention: a dense problem and a map of the blocks that are computed.
 
-The scores of Sq queries and Sk keys are cut into blocks of ``block_q`` rows and ``block_k`` columns; the last row and
-column of blocks may be cut short.  A map, bool [batch, nheads, ⌈Sq/block_q⌉, ⌈Sk/block_k⌉], says for every query head
-which blocks it attends to; keys of other blocks are hidden.  Causal hides later keys besides, aligned bottom-right.  A
-query that sees no key has the output 0 and the log-sum-exp -∞.
+The scores of Sq queries and Sk keys are divided into blocks of ``block_q`` rows and ``block_k`` columns; blocks in the
+last row and column may be smaller.  A map, bool [batch, nheads, ⌈Sq/block_q⌉, ⌈Sk/block_k⌉], contains for every query
+head the blocks it attends to; keys of other blocks are hidden.  A causal mask also hides later keys, aligned
+bottom-right.  A query that sees no key has the output 0 and the log-sum-exp -∞.
 
 Imports without torch.
 """
@@ -30,7 +30,7 @@ ACCEPTED_DENSITY = "a number above 0, at most 1"
 ACCEPTED_GRID = "frames:height:width in tokens, such as 13:30:45"
 DEFAULT_DENSITY = 0.3
 TILE = (6, 8, 8)
-"Tokens of a tile over (t, h, w) in the order of sliding tile attention, in which a tile's tokens stand together."
+"Tokens of a tile over (t, h, w) in the order of sliding tile attention, where a tile's tokens are contiguous."
 
 _SAME: Any = None
 _SIZES = ("batch", "seqlen", "seqlen_k", "nheads", "nheads_kv", "headdim")
@@ -41,31 +41,31 @@ class SparseCase:
     """A frozen problem, forward only.
 
     Raises:
-        UsageError: a field is not possible; the message names it.
+        UsageError: the value of a field is not allowed; the message names the field.
     """
 
     batch: int
     seqlen: int
     "queries (Sq)"
     seqlen_k: int = _SAME
-    "keys (Sk); not given: seqlen"
+    "keys (Sk); default: seqlen"
     nheads: int
     "query heads"
     nheads_kv: int = _SAME
-    "key and value heads, a divisor of nheads; not given: nheads"
+    "key and value heads, a divisor of nheads; default: nheads"
     headdim: int
     causal: bool = False
     dtype: str = "fp16"
     block: str = BLOCKS[0]
     "queries x keys of a block"
     pattern: str = "random"
-    "how the map comes about: a name of `PATTERNS`, or a file's name and the start of its SHA-256"
+    "source of the map: a name in `PATTERNS`, or a file's name and the start of its SHA-256"
     density: float | None = None
-    "share of the visible blocks of a row that the map keeps; 1 of `full`, None of a file; not given: 0.3"
+    "share of the visible blocks of a row that the map keeps; 1 for `full`, None for a file; default: 0.3"
     grid: str | None = None
-    "tokens of a video, frames:height:width; what the sequence has more is text before them"
+    "tokens of a video, frames:height:width; further tokens of the sequence are text before them"
     map_seed: int = 0
-    "of random patterns"
+    "seed of random patterns"
     widen: bool = False
     "a library with larger blocks may round the map up to them"
 
@@ -181,13 +181,13 @@ class SparseCase:
 
     @property
     def blocks(self) -> tuple[int, int]:
-        """Rows and columns of blocks of a map."""
+        """Numbers of rows and columns of blocks of a map."""
         rows, columns = self.block_shape
         return -(-self.seqlen // rows), -(-self.seqlen_k // columns)
 
     @property
     def thw(self) -> tuple[int, int, int]:
-        """Frames, height and width of the video; a single frame of one line where there is no grid."""
+        """Frames, height and width of the video; a single frame of one line if there is no grid."""
         t, h, w = map(int, (self.grid or f"1:1:{self.seqlen}").split(":"))
         return t, h, w
 
@@ -198,7 +198,7 @@ class SparseCase:
 
     @property
     def mode(self) -> str:
-        """There is no backward."""
+        """Always fwd: there is no backward."""
         return "fwd"
 
     @property

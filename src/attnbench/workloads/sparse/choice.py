@@ -1,8 +1,8 @@
-"""The map that a launch of the variant `chosen` used, as the checker judges and follows it.
+"""The map used by a launch of the variant `chosen`: how the checker judges and follows it.
 
-The output `block_map` is bool [B, H, ⌈Sq/bq⌉, ⌈Sk/bk⌉] of the case's blocks.  Which blocks a predictor keeps is its own
-affair: its output is right if it is attention over that map.  How good the map is stands beside it in the record's
-counters (`measures`); it decides no verdict.
+The output `block_map` is bool [B, H, ⌈Sq/bq⌉, ⌈Sk/bk⌉] in the case's blocks.  A predictor may keep any blocks:
+its output is right if it is attention over that map.  How good the map is, is reported in the record's
+counters (`measures`) and decides no verdict.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from attnbench.workloads.sparse.work import dense_flops, queries_seen, work_of
 
 
 class ChosenMap:
-    """A map by a launch: any that leaves each query a key; with `widen`, one that keeps what the case's map keeps."""
+    """A launch's map: any that leaves each query a key; with `widen`, one that keeps all blocks of the case's map."""
 
-    followed = "held against attention over the map that it used"
+    followed = "compared with attention over the map that it used"
 
     def faults(self, case: SparseCase, inputs: SparseInputs, chosen: Tensor) -> Sequence[str]:
-        """What is wrong with it, in words."""
+        """Return the faults of the map."""
         shape = (case.batch, case.nheads, *case.blocks)
         if tuple(chosen.shape) != shape:
             return [f"shape={list(chosen.shape)} is wrong; {list(shape)}"]
@@ -35,36 +35,36 @@ class ChosenMap:
             return [f"dtype={chosen.dtype} is wrong; torch.bool"]
         if case.widen and (lost := int((inputs.block_map & ~chosen).sum())):
             return [f"leaves out {lost} of the {int(inputs.block_map.sum())} blocks that the case's map keeps"]
-        # A map given to be rounded up may leave queries out; one that is chosen would be the faster the more it does.
+        # A map given to be rounded up may leave queries without keys; a chosen one would gain speed by doing so.
         there = queries_seen(case, np.ones(shape, dtype=np.bool_))
         if not case.widen and (left_out := there - queries_seen(case, chosen.cpu().numpy())):
             return [f"leaves {left_out} of {there} queries without a visible key"]
         return []
 
     def is_oracles(self, case: SparseCase, inputs: SparseInputs, chosen: Tensor) -> bool:
-        """Whether it keeps every block, as the oracle does."""
+        """Return whether it keeps every block, as the oracle does."""
         return bool(chosen.all())
 
     def follow(
         self, case: SparseCase, inputs: SparseInputs, chosen: Tensor, *, dtype: torch.dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """Attention over that map."""
+        """Return attention over that map."""
         return oracle.evaluate(case, inputs, dtype=dtype, draw=draw, blocks=chosen)
 
     def expected_errors(
         self, case: SparseCase, inputs: SparseInputs, chosen: Tensor, *, draw: Draw
     ) -> dict[str, Tensor]:
-        """Errors of an honest evaluation of that map."""
+        """Return the errors of a correct evaluation of that map."""
         return expected_errors(case, inputs, draw=draw, blocks=chosen)
 
     def measures(
         self, case: SparseCase, inputs: SparseInputs, chosen: Tensor, *, dtype: torch.dtype, draw: Draw
     ) -> Mapping[str, float]:
-        """What the map costs and keeps.
+        """Return the cost and the quality of the map.
 
         Returns:
             useful_flops and least_bytes of the map; density, of visible pairs; actual_sparsity, 1 - density;
-            mass_kept, the share of the dense problem's softmax that lies in kept blocks, mean over the drawn rows;
+            mass_kept, the share of the dense problem's softmax in kept blocks, mean over the drawn rows;
             dense_rel_l1, the distance Σ|x - dense| / Σ|dense| of this map's right output from dense attention.
         """
         work = work_of(case, chosen.cpu().numpy())

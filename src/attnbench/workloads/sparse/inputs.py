@@ -28,7 +28,7 @@ class SparseInputs:
 
     @property
     def dense(self) -> AttentionInputs:
-        """The same without the map."""
+        """The same inputs without the map."""
         return AttentionInputs(
             q=self.q,
             k=self.k,
@@ -45,7 +45,7 @@ def make_inputs(case: SparseCase, *, seed: int, kind: str, device: str | torch.d
     """Make the inputs of a case; q, k and v are those of softmax attention, and the map is the case's own.
 
     Raises:
-        UsageError: the kind is not known, or a file not fit.
+        UsageError: the kind is unknown, or a file does not fit.
     """
     grid = case.thw if case.grid else None
     values = dense_inputs.make_inputs(case.dense, seed=seed, kind=kind, device=device, grid=grid)

@@ -1,4 +1,4 @@
-"""A block map from a file: ``.npy``, or ``.safetensors`` with one tensor or one that is called ``block_map``."""
+"""A block map from a file: ``.npy``, or ``.safetensors`` with a single tensor or one named ``block_map``."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 NAME = "block_map"
 DTYPES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64")
-"What a safetensors file calls bool and whole numbers."
+"Names of bool and integer types in a safetensors file."
 
 
 def read_map(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """Read and check a map.
 
     Args:
-        name: of the file, as `given_files.known_as` says it.
+        name: of the file, as returned by `given_files.known_as`.
         shape: (batch, query heads, rows, columns of blocks).
 
     Raises:
-        UsageError: it is not there, not readable, or of another shape, type or other values than 0 and 1.
+        UsageError: it does not exist, cannot be read, or has another shape, another type or values other than 0 and 1.
     """
     import numpy as np
 
@@ -56,7 +56,7 @@ def _tensor(path: str, name: str) -> Any:
             names = sorted(file.keys())
             if NAME not in names and len(names) != 1:
                 raise _wrong(name, f"holds {', '.join(names) or 'nothing'}", f"one tensor, or one called {NAME}")
-            # numpy lacks the other types of such files, and captured tensors may lie beside the map.
+            # numpy does not support the other types of such files, and the file may also contain captured tensors.
             tensor = file.get_slice(NAME if NAME in names else names[0])
             if (dtype := tensor.get_dtype()) not in DTYPES:
                 raise _wrong(name, f"has dtype={dtype}", "bool, or whole numbers 0 and 1")

@@ -1,7 +1,7 @@
 """The oracle: softmax attention over the visible keys of the blocks that a map keeps, for any floating precision.
 
-It is the oracle of softmax attention (`attention.oracle`) with a mask that is the map, block by block, and the band of
-the causal mask: in chunks of rows, so that memory does not grow with Sq · Sk.  A row without a visible key is 0.
+It is the oracle of softmax attention (`attention.oracle`) with a mask that combines the map, block by block, and the
+band of the causal mask, in chunks of rows, so that memory does not grow with Sq · Sk.  Rows without visible keys are 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnbench.workloads.sparse.inputs import SparseInputs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRule(Rule):
-    """A mask that is a band, and blocks that are kept."""
+    """A mask that combines a band and kept blocks."""
 
     blocks: Tensor = field(repr=False)
     "bool [N, R, rows, columns of blocks]"
@@ -29,8 +29,8 @@ class BlockRule(Rule):
     "queries and keys of a block"
 
     def mask(self, rows: range, columns: range, sizes: tuple[int, int], device: torch.device) -> Tensor | None:
-        """Bool [N, R, rows, columns]: seen by the band, in a block that is kept."""
-        # Not super(): a dataclass with slots is another class than the one that the method was defined in.
+        """Return bool [N, R, rows, columns]: visible in the band, in a block that is kept."""
+        # Not super(): the decorator of a dataclass with slots creates a new class, which the method does not know.
         band = Rule.mask(self, rows, columns, sizes, device)
         of_row, of_key = (
             torch.arange(span.start, span.stop, device=device) // size
@@ -41,7 +41,7 @@ class BlockRule(Rule):
 
 
 def rule_of(case: SparseCase, blocks: Tensor) -> BlockRule:
-    """The rule of a case for some pairs' maps, bool [N, R, rows, columns]."""
+    """Return the rule of a case for some pairs' maps, bool [N, R, rows, columns]."""
     left, right = case.dense.reach
     return BlockRule(left=left, right=right, scale=case.scale, blocks=blocks, shape=case.block_shape)
 
@@ -63,7 +63,7 @@ def evaluate(
         dtype: of every product and of the result.
         draw: which pairs.
         blocks: the map, bool [B, H, rows, columns]; None: that of the inputs.
-        workspace: bytes of intermediate results to stay under; None takes what suits the device.
+        workspace: limit of intermediate results in bytes; None for a default of the device.
 
     Returns:
         out, shaped as `attention.parts.output_shapes` of the draw.
@@ -84,7 +84,7 @@ def evaluate(
 
 
 def beside(blocks: Tensor) -> dict[str, Tensor]:
-    """A map [B, H, rows, columns] as `in_blocks` takes it."""
+    """Return a map [B, H, rows, columns] in the form that `in_blocks` takes."""
     return {"blocks": blocks.transpose(1, 2)}
 
 
@@ -97,10 +97,10 @@ def log_sum_exp(
     blocks: Tensor | None = None,
     workspace: int | None = None,
 ) -> Tensor:
-    """Natural logarithm of each row's sum of exponentials of scaled scores; -∞ where a query sees no key.
+    """Return each row's log-sum-exp of scaled scores; -∞ if a query sees no key.
 
     Returns:
-        One number a row in the layout of ``out``, whose last dimension is 1.
+        One number per row in the layout of ``out``, whose last dimension is 1.
     """
 
     def answer(q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, workspace: int) -> dict[str, Tensor]:
@@ -119,7 +119,7 @@ def log_sum_exp(
 
 @torch.no_grad()
 def _lse(q: Tensor, k: Tensor, rule: BlockRule, workspace: int) -> Tensor:
-    """[N, R, Sq, 1] of q [N, R, Sq, D] and k [N, Sk, D], in chunks of rows."""
+    """Return [N, R, Sq, 1] for q [N, R, Sq, D] and k [N, Sk, D], computed in chunks of rows."""
     (count, heads, queries, _), keys = q.shape, k.shape[1]
     found = q.new_full((count, heads, queries, 1), -torch.inf)
     step = max(1, min(queries, workspace // (parts.ITEM_BYTES * parts.SCORES * count * heads * keys)))

@@ -1,9 +1,9 @@
 """Block maps by name, density and seed: the same in every process, on every machine and version of numpy.
 
-**A pattern is an order of the blocks of a row, and the density says how many of them are kept**: of the v blocks of a
-row in which the causal mask leaves anything, round(density · v), at least one.  Under a causal mask the blocks on the
-diagonal come first, so that every query sees itself.  So all patterns reach the same density, and rows of a
-non-causal map have equal counts, `random-uneven` apart.
+**A pattern is an order of the blocks of a row, and the density determines how many of them are kept**: of the v blocks
+of a row in which the causal mask leaves anything, round(density · v), at least one.  Under a causal mask the blocks on
+the diagonal come first, so that every query sees itself.  So all patterns have the same density, and rows of a
+non-causal map have equal counts, except for `random-uneven`.
 
     full           every block
     random         by a hash of seed, sequence, head, row and column
@@ -11,14 +11,14 @@ non-causal map have equal counts, `random-uneven` apart.
     window         by distance from the diagonal
     sink           the first block, then as window
     frame          by distance in frames, then in tokens
-    radial         by the width that a window would need which halves with each doubling of the distance in frames;
+    radial         by the required width of a window that halves with each doubling of the distance in frames;
                    blocks of the first frame come first (Radial Attention, arXiv 2506.19852)
-    sta            boxes of tiles around the query's own, moved inside the video at its borders (sliding tile
+    sta            boxes of tiles around the query's own, shifted inside the video at its borders (sliding tile
                    attention, arXiv 2502.04507); tokens are in tile order.  Its density is that of the smallest box
                    with at least `density` of the tiles
 
-Text before a video comes first in all patterns with a grid.  numpy is imported by the functions: listing workloads
-needs none.
+Text before a video comes first in all patterns with a grid.  numpy is imported inside the functions, because listing
+workloads does not need it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def block_map(case: SparseCase) -> Array:
     """The map of a case, bool [B, H, rows, columns]; read only.
 
     Raises:
-        UsageError: the pattern is a file that is not there, or not a map of this case.
+        UsageError: the pattern is a file that does not exist, or not a map of this case.
     """
     import numpy as np
 
@@ -62,7 +62,7 @@ def block_map(case: SparseCase) -> Array:
 
 
 def visible_pairs(case: SparseCase) -> Array:
-    """(query, key) pairs of each block, tails and the causal mask taken into account; int64 [rows, columns]."""
+    """Return the (query, key) pairs of each block, considering tails and the causal mask; int64 [rows, columns]."""
     import numpy as np
 
     (start_q, size_q), (start_k, size_k) = spans(case)
@@ -79,7 +79,7 @@ def visible_pairs(case: SparseCase) -> Array:
 
 
 def spans(case: SparseCase) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """First row and number of rows of each block row [rows, 1], and the same of columns [1, columns]."""
+    """Return first row and number of rows of each block row [rows, 1], and the same for columns [1, columns]."""
     import numpy as np
 
     (rows, columns), (block_q, block_k) = case.blocks, case.block_shape
@@ -92,7 +92,7 @@ def spans(case: SparseCase) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
 
 
 def _kept(case: SparseCase, shape: tuple[int, ...]) -> Array:
-    """The first blocks of each row in the pattern's order."""
+    """Return the first blocks of each row in the pattern's order."""
     import numpy as np
 
     possible, forced = visible_pairs(case) > 0, on_diagonal(case)
@@ -101,7 +101,7 @@ def _kept(case: SparseCase, shape: tuple[int, ...]) -> Array:
     share = np.floor(case.density * possible.sum(1) + 0.5)
     count = np.broadcast_to(np.clip(share, least, possible.sum(1)).astype(np.int64), shape[:3])
     if case.pattern == "random-uneven":
-        # As far up as down, so that the mean is the count.
+        # Symmetric, so that the mean is the count.
         spread = np.maximum(np.minimum(count - 1, possible.sum(1) - count), 0)
         draw = _hash(case.map_seed ^ 0x5EED, shape[:3]) % (2 * spread + 1).astype(np.uint64)
         count = np.clip(count - spread + draw.astype(np.int64), least, np.maximum(possible.sum(1), 1))
@@ -109,17 +109,17 @@ def _kept(case: SparseCase, shape: tuple[int, ...]) -> Array:
         return np.broadcast_to(_first(_ranks(_distance(case)), count[0, 0], possible, forced), shape)
     found: Array = np.empty(shape, bool)
     columns: Array = np.arange(shape[3], dtype=np.uint64)
-    # A head at a time: 128 heads of 512 x 512 blocks would be gigabytes of numbers that no cache holds.
+    # One head at a time: 128 heads of 512 x 512 blocks would be gigabytes, larger than any cache.
     for number, head in enumerate(np.ndindex(shape[:2])):
         drawn = _hash(case.map_seed, shape[2:], first=number * shape[2] * shape[3])
-        # No two of a row are equal: the last bits are the column.
+        # All values of a row differ, because the last bits are the column.
         order = drawn >> np.uint64(20) << np.uint64(20) | columns
         found[head] = _first(order, count[head], possible, forced)
     return found
 
 
 def _first(order: Array, count: Array, possible: Array, forced: Array) -> Array:
-    """The first `count` blocks of each row in an order, those that are forced before all others; [rows, columns]."""
+    """Return the first `count` blocks of each row in an order, forced ones before all others; [rows, columns]."""
     import numpy as np
 
     order = np.where(forced, 0, np.where(possible, order + np.uint64(1), np.iinfo(np.uint64).max))
@@ -129,7 +129,7 @@ def _first(order: Array, count: Array, possible: Array, forced: Array) -> Array:
 
 
 def on_diagonal(case: SparseCase) -> Array:
-    """Blocks in which a query of a causal case meets its own position."""
+    """Return the blocks in which a query of a causal case is at its own position."""
     (start_q, size_q), (start_k, size_k) = spans(case)
     first: Array = start_q + case.seqlen_k - case.seqlen
     found: Array = (first < start_k + size_k) & (first + size_q > start_k) & case.causal
@@ -137,7 +137,7 @@ def on_diagonal(case: SparseCase) -> Array:
 
 
 def _ranks(distance: Array) -> Array:
-    """Place of each block in its row by distance, earlier columns first."""
+    """Return the rank of each block in its row by distance, earlier columns first."""
     import numpy as np
 
     order = np.argsort(distance, axis=1, kind="stable")
@@ -147,7 +147,7 @@ def _ranks(distance: Array) -> Array:
 
 
 def _distance(case: SparseCase) -> Array:
-    """What a pattern orders blocks by, float [rows, columns]; below 0 is always kept first."""
+    """Return the values by which a pattern orders blocks, float [rows, columns]; negative: always kept first."""
     import numpy as np
 
     (start_q, size_q), (start_k, size_k) = spans(case)
@@ -169,7 +169,7 @@ def _distance(case: SparseCase) -> Array:
 
 
 def tile_window(case: SparseCase) -> tuple[int, int, int]:
-    """Tiles over (t, h, w) of the smallest box with at least the density; odd numbers, or all there are."""
+    """Return the tiles over (t, h, w) of the smallest box with at least the density; odd numbers, or all there are."""
     tiles = _tiles(case)
     wanted = (case.density or 1.0) * tiles[0] * tiles[1] * tiles[2] - 1e-9
     sizes = [sorted({n for n in range(1, of + 1) if n % 2 or n == of}) for of in tiles]
@@ -197,7 +197,7 @@ def _boxes(case: SparseCase) -> Array:
 
 
 def _hash(seed: int, shape: tuple[int, ...], first: int = 0) -> Array:
-    """SplitMix64 (Steele, Lea and Flood 2014) of seed and flat index, counted from `first`; uint64, the same forever."""
+    """SplitMix64 (Steele, Lea and Flood 2014) of seed and flat index, counted from `first`; uint64; must not change."""
     import numpy as np
 
     with np.errstate(over="ignore"):

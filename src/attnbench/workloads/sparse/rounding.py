@@ -1,4 +1,4 @@
-"""What an honest evaluation of block-sparse attention may be off by: that of softmax attention under the map's mask."""
+"""Errors that rounding explains in block-sparse attention: those of softmax attention with the map's mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnbench.workloads.sparse.oracle import beside, rule_of
 def expected_errors(
     case: SparseCase, inputs: SparseInputs, *, draw: Draw, blocks: Tensor, workspace: int | None = None
 ) -> dict[str, Tensor]:
-    """Standard deviation of each element of the output, fp32; arguments as in `oracle.evaluate`."""
+    """Return the standard deviation of each element of the output, fp32; arguments as in `oracle.evaluate`."""
     numbers = Format.of(torch_dtype(case.dense))
 
     def errors(blocks: Tensor, workspace: int, **tensors: Tensor) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Well-known wrong answers of block-sparse kernels, so that the checker can say what a backend did."""
+"""Well-known wrong answers of block-sparse kernels, so that the checker can say what a backend computed instead."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnbench.workloads.sparse.oracle import evaluate
 
 
 def suspects(case: SparseCase, inputs: SparseInputs, *, draw: Draw) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield (words, outputs in fp32) of each mistake that would change the answer of this case."""
+    """Yield (description, outputs in fp32) for each mistake that would change the answer of this case."""
 
     def of(case: SparseCase, blocks: Tensor) -> dict[str, Tensor]:
         return evaluate(case, inputs, dtype=torch.float32, draw=draw, blocks=blocks)

@@ -1,11 +1,11 @@
 """Exact useful work of a block map.  Imports without torch.
 
-A visible (query, key) pair of a block that the map keeps costs 4 D FLOPs (Q Kᵀ and P V), in every query head; a block
-that the causal mask or the end of a sequence cuts counts only what is left of it.  ``dense_flops`` is the same of all
+A visible (query, key) pair of a block that the map keeps costs 4 D FLOPs (Q Kᵀ and P V), in every query head; of a
+block that the causal mask or the end of a sequence cuts, only visible pairs count.  ``dense_flops`` is the same for all
 blocks: what a dense kernel has to compute.  Density is their ratio, not a share of blocks.
 
 Bytes are the least that can be moved: queries that see a key, keys and values that some query head of their group
-sees, each once, and the whole output.  The map itself is not in: its format is the implementation's own.
+sees, each once, and the whole output.  The map itself is not counted, because its format depends on the implementation.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def work(case: SparseCase) -> Work:
-    """Useful FLOPs, those of the dense problem, and least bytes."""
+    """Return useful FLOPs, those of the dense problem, and least bytes."""
     return work_of(case, block_map(case))
 
 
 def work_of(case: SparseCase, blocks: Array) -> Work:
-    """The same of any map [B, H, rows, columns] on the problem of a case."""
+    """Return the same for any map [B, H, rows, columns] on the problem of a case."""
     rows, keys = queries_seen(case, blocks), keys_seen(case, blocks)
     written = case.batch * case.nheads * case.seqlen
     moved = (rows + 2 * keys + written) * case.headdim * DTYPES[case.dtype].bytes
@@ -38,7 +38,7 @@ def work_of(case: SparseCase, blocks: Array) -> Work:
 
 
 def dense_flops(case: SparseCase) -> int:
-    """FLOPs of the case if its map kept every block."""
+    """FLOPs of the case with a map that keeps every block."""
     return 4 * case.headdim * case.nheads * dense_pairs(case.dense)
 
 
@@ -51,12 +51,12 @@ def flops_of(case: SparseCase, blocks: Array) -> int:
 
 
 def density(case: SparseCase) -> float:
-    """Visible pairs that the map keeps, of all that the causal mask leaves."""
+    """Visible pairs that the map keeps, as a share of those that the causal mask leaves."""
     return flops_of(case, block_map(case)) / max(dense_flops(case), 1)
 
 
 def queries_seen(case: SparseCase, blocks: Array) -> int:
-    """Queries that see a key, over all sequences and query heads."""
+    """Number of queries that see a key, over all sequences and query heads."""
     import numpy as np
 
     (start_q, size_q), (start_k, _) = spans(case)
@@ -66,7 +66,7 @@ def queries_seen(case: SparseCase, blocks: Array) -> int:
 
 
 def keys_seen(case: SparseCase, blocks: Array) -> int:
-    """Keys that a query head of the group sees, over all sequences and KV heads."""
+    """Number of keys that a query head of the group sees, over all sequences and KV heads."""
     import numpy as np
 
     (start_q, size_q), (start_k, size_k) = spans(case)

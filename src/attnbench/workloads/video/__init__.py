@@ -1,4 +1,4 @@
-"""Video diffusion with exchangeable attention: one denoising step of a whole model is one launch.
+"""Video diffusion with exchangeable attention: a launch is one denoising step of a whole model.
 
 Imports without torch; the methods that make or read tensors import what they need.
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from attnbench.workloads.video.inputs import VideoInputs
 
 WARM_UP_STEPS = 10
-"Of a generation before those that are measured, as in seed 003."
+"Steps of a warm-up generation, as in seed 003."
 ROOM = 2**30
-"Bytes for results below which a large step is evaluated in part: the first data have more, the further ones an eighth."
+"Memory for results in bytes below which a large step is checked in part: the first data have more, others an eighth."
 KEPT_ROWS = 64
-"That of `models.video.attention`, which imports torch; a test holds the two against each other."
+"Copy of a constant of `models.video.attention`, which imports torch; a test compares the two."
 
 __all__ = ["WORKLOAD", "VideoCase", "VideoWorkload"]
 
@@ -41,12 +41,12 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
     variants = ("step", "sparse-step", "chosen-step")
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
-        """The transformer's prediction, the next latents, and rows of the first layer's attention; maps it predicted."""
+        """Return prediction, next latents, rows of the first layer's attention, and predicted maps."""
         maps = {"block_map": OutputKind.CHOICE} if variant == "chosen-step" else {}
         return {**dict.fromkeys(("out", "latents", "attention"), OutputKind.VALUE), **maps}
 
     def choice(self, variant: str) -> Choice[VideoCase, VideoInputs] | None:
-        """The judge of maps that a launch predicted."""
+        """Return the judge of maps predicted by a launch."""
         if variant != "chosen-step":
             return None
         from attnbench.workloads.video.choice import ChosenMaps
@@ -54,19 +54,19 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
         return ChosenMaps()
 
     def case(self, values: Mapping[str, Any]) -> VideoCase:
-        """Build a case from axis values or from `VideoCase.to_dict`; what is missing takes the axis default.
+        """Build a case from axis values or from `VideoCase.to_dict`; missing values get the axis default.
 
         Raises:
-            UsageError: an axis is not known or a value not possible.
+            UsageError: an axis is unknown or a value is not allowed.
         """
         return VideoCase(**self.filled(values))
 
     def work(self, case: VideoCase) -> Work:
-        """Exact useful FLOPs and least bytes of a step; `work.py` says what is counted."""
+        """Return exact useful FLOPs and least bytes of a step; `work.py` says what is counted."""
         return work(case)
 
     def inputs(self, case: VideoCase, *, seed: int, kind: str, device: str | device) -> VideoInputs:
-        """Model, noise and embeddings; see `inputs.make_inputs`."""
+        """Return model, noise and embeddings; see `inputs.make_inputs`."""
         from attnbench.workloads.video.inputs import make_inputs
 
         return make_inputs(case, seed=seed, kind=kind, device=device)
@@ -74,27 +74,27 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
     def oracle(
         self, variant: str, case: VideoCase, inputs: VideoInputs, *, dtype: torch_dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """The same step with plain attention; every row of it depends on all others, so no rows are drawn."""
+        """Return the same step with plain attention; every row depends on all others, so no rows are drawn."""
         from attnbench.workloads.video.oracle import evaluate
 
         self._known(variant)
         return evaluate(inputs, dtype=dtype, variant=variant, first=draw.parts is not None)
 
     def expected_errors(self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw) -> dict[str, Tensor]:
-        """Standard deviation of each element; `rounding.py` says how it is found."""
+        """Return the standard deviation of each element; `rounding.py` describes the method."""
         from attnbench.workloads.video.rounding import expected_errors
 
         self._known(variant)
         return expected_errors(inputs, variant, first=draw.parts is not None)
 
     def draw(self, case: VideoCase, *, seed: int, max_bytes: int) -> Draw:
-        """Everything; of a large step on further data (less room) the attention of the first layer alone."""
+        """Return everything; for a large step on further data (less room) only the first layer's attention."""
         if max_bytes >= ROOM or work(case).flops <= LARGE_FLOPS:
             return Draw()
         return Draw(parts=((0,),), unit="layers")
 
     def select(self, case: VideoCase, outputs: Mapping[str, Tensor], draw: Draw) -> dict[str, Tensor]:
-        """Prediction, latents and rows, in the workload's layout."""
+        """Return prediction, latents and rows, in the workload's layout."""
         model = case.config
         rows = case.batch, min(KEPT_ROWS, case.tokens), model.heads, model.dim
         return in_layout(
@@ -104,7 +104,7 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
     def suspects(
         self, variant: str, case: VideoCase, inputs: VideoInputs, *, draw: Draw
     ) -> Iterable[tuple[str, Mapping[str, Tensor]]]:
-        """What a model answers whose attention was taken out, or hides the keys behind a query."""
+        """Answers of a model without attention, or whose attention hides the keys after a query."""
         import torch
 
         from attnbench.models.video.attention import plain
@@ -116,13 +116,13 @@ class VideoWorkload(Workload[VideoCase, "VideoInputs"]):
             yield "a block map that is not read", evaluator(inputs, dtype=torch.float32, attend=plain)()
 
     def calls_after(self, case: VideoCase) -> int:
-        """Steps of whole generations; the decoder is not counted."""
+        """Return the steps of whole generations; the decoder is not counted."""
         if not case.generations:
             return 0
         return case.generations * case.steps + case.warm_ups * min(WARM_UP_STEPS, case.steps)
 
     def shrink(self, case: VideoCase, factor: float) -> VideoCase | None:
-        """Fewer frames; None where there is one."""
+        """Return a case of fewer frames; None if there is only one."""
         frames = int((case.frames - 1) * factor) // 4 * 4 + 1
         return replace(case, frames=frames) if frames < case.frames else None
 

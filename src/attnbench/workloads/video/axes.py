@@ -1,6 +1,6 @@
-"""How the command line and the suite files spell the fields of a `VideoCase`.
+"""Spelling of the fields of a `VideoCase` on the command line and in suite files.
 
-What is not given follows the model, so these axes have no default of their own.  Imports without torch.
+Most defaults depend on the model, so these axes have no default of their own.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attnbench.workloads.video.case import COMPILE
 
 
 def parse_guidance(text: str) -> float:
-    """Read a finite number from 0."""
+    """Parse a finite number from 0."""
     try:
         value = float(text)
     except ValueError:
@@ -30,28 +30,31 @@ def parse_guidance(text: str) -> float:
 
 
 def parse_folder(text: str) -> str | None:
-    """Read the path of a folder, or none; the case says its name and hash."""
+    """Parse the path of a folder, or none; the case contains its name and hash."""
     return None if text == "none" else known_as(text, kind="folder")
 
 
 def parse_file(text: str) -> str | None:
-    """Read the path of a file, or none; the case says its name and hash."""
+    """Parse the path of a file, or none; the case contains its name and hash."""
     return None if text == "none" else known_as(text)
 
 
 AXES = (
     Axis("model", one_of(*MODELS), f"sizes of the model: {', '.join(MODELS)}; default: cogvideox-2b", None),
-    Axis("frames", parse_size, "of the video, 4k + 1; default: as the model's makers have it", None),
+    Axis("frames", parse_size, "of the video, 4k + 1; default: the model's", None),
     Axis("height", parse_size, "pixels, a multiple of 16; default: the model's", None),
     Axis("width", parse_size, "pixels, a multiple of 16; default: the model's", None),
     Axis("steps", parse_size, "denoising steps of a whole generation; default: the model's, 50", None),
     Axis(
-        "guidance", parse_guidance, "weight of the prompt; at most 1: one prediction a step; default: the model's", None
+        "guidance",
+        parse_guidance,
+        "weight of the prompt; at most 1: one prediction per step; default: the model's",
+        None,
     ),
     Axis("dtype", precision(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
     Axis("compile", one_of(*COMPILE), f"of the transformer: {', '.join(COMPILE)}", "none"),
-    Axis("generations", parse_count, "whole generations after the samples", 1),
-    Axis("warm_ups", parse_count, "generations of ten steps before those", 2),
+    Axis("generations", parse_count, "whole generations measured after the samples", 1),
+    Axis("warm_ups", parse_count, "warm-up generations of ten steps before those", 2),
     Axis("pattern", parse_pattern, f"of the block map of sparse rows: {ACCEPTED_PATTERN}", "random"),
     Axis(
         "density", parse_density, f"share of a row's blocks that the map keeps, {ACCEPTED_DENSITY}; default: 0.3", None

@@ -1,7 +1,7 @@
-"""Queries, keys and values of some layers and steps of a generation, kept as files for the benchmarks of one attention.
+"""Captures queries, keys and values of some layers and steps of a generation, as files for benchmarks of one attention.
 
-Which ones is told to the worker by environment variables, which `attnbench run --capture` sets: no path of a machine
-stands in a run file.  Imports without torch.
+The worker gets the selection through environment variables, which `attnbench run --capture` sets: a run file contains
+no path of a machine.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDER, LAYERS, STEPS = "ATTNBENCH_CAPTURE", "ATTNBENCH_CAPTURE_LAYERS", "ATTNBE
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be kept, and where."""
+    """Selection of layers and steps, and the output folder."""
 
     folder: Path
     layers: tuple[int, ...]
@@ -40,14 +40,14 @@ class Wanted:
 
 
 def ask(who: str, folder: str, layers: str, steps: str, plan: Sequence[PlannedGroup]) -> None:
-    """Have the workers of this process capture.
+    """Set the environment variables that make workers of this process capture.
 
     Args:
-        who: for messages.
-        folder: made where it is not there.
+        who: program name, for messages.
+        folder: created if it does not exist.
         layers: comma list of numbers from 0.
         steps: comma list of numbers from 1.
-        plan: what is to be measured.
+        plan: groups to be measured.
 
     Raises:
         UsageError: a list cannot be read, the folder cannot be written to, or a group of the plan has no such layer or
@@ -61,10 +61,10 @@ def ask(who: str, folder: str, layers: str, steps: str, plan: Sequence[PlannedGr
 
 
 def checked(who: str, flag: str, folder: str, group: PlannedGroup) -> VideoCase:
-    """The case of a group whose generation is looked at.
+    """Return the case of a group whose generation is captured.
 
     Raises:
-        UsageError: it is not of this workload, or generates nothing.
+        UsageError: it belongs to another workload, or generates nothing.
     """
     from attnbench.workloads.video.case import VideoCase
 
@@ -78,10 +78,10 @@ def checked(who: str, flag: str, folder: str, group: PlannedGroup) -> VideoCase:
 
 
 def writable(who: str, flag: str, folder: str) -> Path:
-    """A folder of the user, made where it is not there.
+    """Return a user's folder, created if it does not exist.
 
     Raises:
-        UsageError: it cannot be made or written to.
+        UsageError: it cannot be created or written to.
     """
     place = Path(folder).expanduser().absolute()
     try:
@@ -103,10 +103,10 @@ def _check_there(who: str, case: VideoCase, layers: Sequence[int], steps: Sequen
 
 
 def numbers(who: str, flag: str, text: str, least: int) -> tuple[int, ...]:
-    """Read a comma list of whole numbers.
+    """Parse a comma list of whole numbers.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is malformed.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 6 and int(part) >= least for part in parts):
@@ -115,7 +115,7 @@ def numbers(who: str, flag: str, text: str, least: int) -> tuple[int, ...]:
 
 
 def wanted() -> Wanted | None:
-    """What this process was told to capture."""
+    """Return the selection from the environment variables."""
     if not os.environ.get(FOLDER):
         return None
     return Wanted(
@@ -125,13 +125,13 @@ def wanted() -> Wanted | None:
 
 
 def captured(inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged, asked: Wanted) -> int:
-    """Generate once more and keep what was asked for: ``q``, ``k`` and ``v`` [B, S, H, D], a file a layer and step.
+    """Generate once more and write the selected ``q``, ``k`` and ``v`` [B, S, H, D], one file per layer and step.
 
     Returns:
         Number of files.
 
     Raises:
-        UsageError: the model has no such layer, or the generation no such step.
+        UsageError: the model does not have such a layer, or the generation such a step.
     """
     from safetensors.torch import save_file
 

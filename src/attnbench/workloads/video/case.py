@@ -1,6 +1,6 @@
-"""One video to generate: the model, its shape, how many steps, and how a step is carried out.
+"""One video to generate: the model, its shape, the number of steps, and how a step is run.
 
-Which attention runs inside the model is the backend's affair, so all of them are rows of one group.
+The backend decides which attention runs inside the model, so all of them are rows of one group.
 
 Imports without torch.
 """
@@ -29,13 +29,13 @@ class VideoCase:
     """A frozen problem.
 
     Raises:
-        UsageError: a field is not possible; the message names it.
+        UsageError: the value of a field is not allowed; the message names the field.
     """
 
     model: str = _FOLLOWS
-    "not given: cogvideox-2b"
+    "default: cogvideox-2b"
     frames: int = _FOLLOWS
-    "of the video, 4k + 1; not given: as the model's makers have it, as of height, width, steps and guidance"
+    "of the video, 4k + 1; default: the model's, as for height, width, steps and guidance"
     height: int = _FOLLOWS
     "pixels, a multiple of 16"
     width: int = _FOLLOWS
@@ -43,26 +43,26 @@ class VideoCase:
     steps: int = _FOLLOWS
     "of a whole generation"
     guidance: float = _FOLLOWS
-    "weight of the prompt; over 1 each step is computed without and with it, as a batch of two"
+    "weight of the prompt; above 1 each step is computed without and with it, as a batch of two"
     dtype: str = "fp16"
     compile: str = "none"
-    "of the transformer's blocks: a mode of torch.compile"
+    "torch.compile mode of the transformer's blocks"
     generations: int = 1
-    "whole ones after the samples"
+    "whole generations after the samples"
     warm_ups: int = 2
     "generations of ten steps before those"
     pattern: str = "random"
-    "of the block map of sparse rows, the same one in all layers, as of `sparse.case.SparseCase`; other rows see all"
+    "of the block map of sparse rows, the same in all layers, as in `sparse.case.SparseCase`; other rows ignore it"
     density: float | None = None
     block: str = BLOCKS[0]
     dense_steps: int = 0
-    "first steps of a generation that sparse rows compute with torch's dense attention"
+    "number of first steps of a generation that sparse rows compute with torch's dense attention"
     weights: str | None = None
     "name and hash of a local folder of diffusers (`given_files`); None: random weights"
     prompt: str | None = None
     "name and hash of a safetensors file with embeddings; None: random ones"
     lpips: str | None = None
-    "name and hash of a safetensors file with the network of LPIPS; None: not compared by it"
+    "name and hash of a safetensors file with the network of LPIPS; None: LPIPS is not computed"
 
     def __post_init__(self) -> None:
         model = model_of(DEFAULT_MODEL if self.model is None else self.model)
@@ -109,7 +109,7 @@ class VideoCase:
 
     @property
     def mode(self) -> str:
-        """What a sample times: a step has no backward."""
+        """Always fwd: a step has no backward."""
         return "fwd"
 
     @property
@@ -119,12 +119,12 @@ class VideoCase:
 
     @property
     def batch(self) -> int:
-        """Predictions of a step."""
+        """Number of predictions in a step."""
         return 2 if self.guidance > 1 else 1
 
     @property
     def tokens(self) -> int:
-        """Rows of the exchangeable attention."""
+        """Number of rows of the exchangeable attention."""
         return self.config.tokens(*self.shape)
 
     @property
@@ -139,7 +139,7 @@ class VideoCase:
         """The attention of one layer of sparse rows.
 
         Raises:
-            UsageError: pattern, density or block do not go with the tokens.
+            UsageError: pattern, density or block do not fit the tokens.
         """
         frames, rows, columns = self.config.latents(*self.shape)
         return SparseCase(
@@ -156,7 +156,7 @@ class VideoCase:
 
     @property
     def latents(self) -> tuple[int, ...]:
-        """Shape of the latents of one video, as the transformer takes them."""
+        """Shape of the latents of one video, in the transformer's layout."""
         count, rows, columns = self.config.latents(*self.shape)
         first = (count, self.config.channels) if self.config.joint else (self.config.channels, count)
         return (1, *first, rows, columns)

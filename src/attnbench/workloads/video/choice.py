@@ -1,7 +1,7 @@
-"""The block maps that a launch predicted in the layers of a step, as the checker judges and follows them.
+"""The block maps that a launch predicted in the layers of a step: how the checker judges and follows them.
 
-The output `block_map` is bool [layers, B, H, ⌈S/bq⌉, ⌈S/bk⌉] of the case's blocks.  Which blocks a predictor keeps is its
-own affair: a step is right if it is that of a model with these maps in its layers.
+The output `block_map` is bool [layers, B, H, ⌈S/bq⌉, ⌈S/bk⌉] in the case's blocks.  A predictor may keep any blocks:
+a step is right if it is that of a model with these maps in its layers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from attnbench.workloads.video.work import attention_flops, work
 
 
 class ChosenMaps:
-    """A map for each layer, by a launch."""
+    """A map for each layer, chosen by a launch."""
 
-    followed = "held against a model with the maps that it used in its layers"
+    followed = "compared with a model with the maps that it used in its layers"
 
     def faults(self, case: VideoCase, inputs: VideoInputs, chosen: Tensor) -> Sequence[str]:
-        """What is wrong with them, in words."""
+        """Return the faults of the maps."""
         one = case.sparse
         shape = (case.config.layers, one.batch, one.nheads, *one.blocks)
         if tuple(chosen.shape) != shape:
@@ -35,23 +35,23 @@ class ChosenMaps:
         return [] if chosen.dtype == torch.bool else [f"dtype={chosen.dtype} is wrong; torch.bool"]
 
     def is_oracles(self, case: VideoCase, inputs: VideoInputs, chosen: Tensor) -> bool:
-        """Whether they keep every block, as the oracle does."""
+        """Return whether they keep every block, as the oracle does."""
         return bool(chosen.all())
 
     def follow(
         self, case: VideoCase, inputs: VideoInputs, chosen: Tensor, *, dtype: torch.dtype, draw: Draw
     ) -> dict[str, Tensor]:
-        """The step of a model with these maps."""
+        """Return the step of a model with these maps."""
         return evaluator(inputs, dtype=dtype, attend=_attend(case, chosen), first=draw.parts is not None)()
 
     def expected_errors(self, case: VideoCase, inputs: VideoInputs, chosen: Tensor, *, draw: Draw) -> dict[str, Tensor]:
-        """Errors of an honest evaluation of that step."""
+        """Return the errors of a correct evaluation of that step."""
         return expected_errors_of(inputs, _attend(case, chosen), first=draw.parts is not None)
 
     def measures(
         self, case: VideoCase, inputs: VideoInputs, chosen: Tensor, *, dtype: torch.dtype, draw: Draw
     ) -> Mapping[str, float]:
-        """What the maps cost.
+        """Return the cost of the maps.
 
         Returns:
             useful_flops of the step with them, and least_bytes; density, of all layers' visible pairs;

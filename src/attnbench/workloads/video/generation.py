@@ -1,7 +1,7 @@
-"""Whole generations, as seed 003 measures them, and how far their latents and their attention are from exact ones.
+"""Whole generations, as measured in seed 003, and the errors of their latents and their attention.
 
-Latents of every step are compared with those of the first row of the group that generates, the baseline, from the same
-noise.  Another trajectory is not a worse one: two exact kernels part ways too, and their distance is the floor.
+Latents of every step are compared, from the same noise, with those of the first row of the group that generates: the
+baseline.  A different trajectory is not a worse one: two exact kernels diverge too, and their distance is the floor.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from attnbench.workloads.video.inputs import VideoInputs
 from attnbench.workloads.video.lpips import SMALLEST, load, lpips
 
 ROWS = 64
-"Rows of the attention, drawn of all heads and both predictions, that are computed again in fp64."
+"Rows of the attention, drawn over all heads and both predictions, that are computed again in fp64."
 PICTURES = ("frames_psnr_db", "frames_ssim", "frames_lpips")
 MIB = 2**20
 
 
 @dataclass(slots=True)
 class Generated:
-    """What whole generations showed."""
+    """Results of whole generations."""
 
     total_s: list[float] = field(default_factory=list)
     decode_s: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Generated:
     notes: tuple[str, ...] = ()
 
     def counters(self) -> dict[str, float | None]:
-        """For the record."""
+        """Return the counters for the record."""
         if not (count := len(self.total_s)):
             return self.further
         return {
@@ -62,10 +62,10 @@ class Generated:
 def generate_all(
     case: VideoCase, inputs: VideoInputs, denoiser: Denoiser, attention: Exchanged, *, who: str
 ) -> Generated:
-    """Warm up, then generate as often as the case says.
+    """Warm up, then run the number of generations set by the case.
 
     Raises:
-        AttnbenchError: latents are not finite; the step is named.
+        AttnbenchError: latents are not finite; the message names the step.
     """
     found, device = Generated(), inputs.latents.device
     kept: list[Tensor] = []
@@ -121,7 +121,7 @@ def generated(
     attention: Exchanged,
     after: Callable[[int, Tensor], None] = lambda number, latents: None,
 ) -> Generation:
-    """One generation, its first steps dense where the case says so."""
+    """Run one generation, with the dense first steps set by the case."""
     try:
         return denoiser.generate(
             case.steps, inputs.latents, inputs.embeds, before=partial(_dense, case, attention), after=after
@@ -149,19 +149,19 @@ def _dense(case: VideoCase, attention: Exchanged, number: int) -> None:
 
 
 def bytes_of(x: Tensor) -> bytes:
-    """Its elements' bits."""
+    """Return the raw bytes of a tensor's elements."""
     return x.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _keep(inputs: VideoInputs, kept: list[Tensor], video: Tensor | None, who: str) -> None:
-    """Have the others compared with this row: the first of a group that generates, which is the baseline if it does."""
+    """Keep this row for the comparison if it is the first of the group that generates (the baseline, if it does)."""
     shared = inputs.kept
     shared.dense, shared.dense_of = {number: x.cpu() for number, x in enumerate(kept, 1)}, who
     shared.frames = as_frames(video).cpu() if video is not None and inputs.case.weights is not None else None
 
 
 def _distances(inputs: VideoInputs, kept: list[Tensor]) -> dict[str, float]:
-    """Relative L1 and cosine of the latents after each step."""
+    """Return relative L1 and cosine of the latents after each step."""
     found = {}
     for (number, dense), latents in zip(inputs.kept.dense.items(), kept, strict=False):
         mine, other = (x.to(torch.float64).flatten() for x in (latents.cpu(), dense))
@@ -171,7 +171,7 @@ def _distances(inputs: VideoInputs, kept: list[Tensor]) -> dict[str, float]:
 
 
 def compared_frames(inputs: VideoInputs, video: Tensor | None) -> tuple[dict[str, float | None], tuple[str, ...]]:
-    """PSNR, SSIM and LPIPS of the frames, and why some of them are not known."""
+    """Return PSNR, SSIM and LPIPS of the frames, and why some of them are missing."""
     case, other = inputs.case, inputs.kept.frames
     missing: dict[str, float | None] = dict.fromkeys(PICTURES)
     if video is None or other is None:
@@ -195,7 +195,7 @@ def attention_errors(
     who: str,
     kept: Sequence[Tensor] = (),
 ) -> dict[str, float]:
-    """Relative L1 of drawn rows of the attention in place against fp64, in the first, middle and last layer.
+    """Return relative L1 of drawn rows of the attention in place against fp64, in the first, middle and last layer.
 
     Args:
         case: of the inputs.
@@ -203,10 +203,10 @@ def attention_errors(
         denoiser: with this attention in its transformer.
         attention: of all layers.
         who: for messages.
-        kept: latents after each step of a generation; of these the last step is looked at beside the first.
+        kept: latents after each step of a generation; the last step of these is checked as well as the first.
 
     Raises:
-        AttnbenchError: a call answers from memory.
+        AttnbenchError: a call returns a cached answer.
     """
     layers = case.config.layers
     found: dict[str, float] = {}
@@ -235,11 +235,11 @@ def attention_errors(
 def check_follows(attend: Attend, q: Tensor, k: Tensor, v: Tensor, *, who: str) -> None:
     """Call the attention with the last head of the last sequence of q, of k and of v negated in turn.
 
-    A step is taken again and again from the same latents, so an attention that knows its answers by a part of its
-    inputs would be quick and right.  Each change must be in the answer.
+    A step is repeated from the same latents, so an attention that recognises its inputs by a part of them could return
+    cached answers.  Each change must be visible in the answer.
 
     Raises:
-        AttnbenchError: an answer is the one of before.
+        AttnbenchError: an answer did not change.
     """
     before = attend(q, k, v).clone()
     for index, name in enumerate("qkv"):
@@ -259,7 +259,7 @@ def check_follows(attend: Attend, q: Tensor, k: Tensor, v: Tensor, *, who: str) 
 
 
 def rows_error(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> float:
-    """Relative L1 of drawn rows of out [B, S, H, D] against softmax attention in fp64."""
+    """Return relative L1 of drawn rows of out [B, S, H, D] against softmax attention in fp64."""
     drawn = torch.Generator().manual_seed(0)
     wrong = size = 0.0
     for _ in range(ROWS):

@@ -1,6 +1,6 @@
-"""Seeded inputs of a `VideoCase`: the model, the noise a step begins with, and the embeddings of a prompt.
+"""Seeded inputs of a `VideoCase`: the model, the noise a step starts with, and the embeddings of a prompt.
 
-Weights are the same for every seed: they belong to the case's model.  A seed draws noise and embeddings.
+Weights are the same for every seed: they belong to the case's model.  The seed determines noise and embeddings.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ NAMES = ("negative_prompt_embeds", "prompt_embeds")
 
 
 class _Kept:
-    """A model that several sets of inputs share, and the latents that generations of a group are compared with."""
+    """A model shared by several sets of inputs, and the latents that generations of a group are compared with."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.dense: dict[int, Tensor] = {}
         "latents after each step of the first whole generation of the group, in host memory"
         self.frames: Tensor | None = None
-        "its frames, with true weights"
+        "its frames, if the weights are not random"
         self.dense_of = ""
-        "whose they are"
+        "name of the row that generated them"
 
 
 _MODELS: WeakValueDictionary[tuple[object, ...], _Kept] = WeakValueDictionary()
-"Of the inputs that are in use: two sets of inputs of a case share one."
+"Models in use, so that two sets of inputs of a case share one."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,10 +59,10 @@ class VideoInputs:
     latents: Tensor
     "[1, frames, channels, rows, columns] for CogVideoX, [1, channels, frames, rows, columns] for Wan"
     embeds: Tensor
-    "[2, tokens, columns] without and with the prompt, or [1, tokens, columns] where nothing is guided"
+    "[2, tokens, columns] without and with the prompt, or [1, tokens, columns] without guidance"
 
     answers: dict[tuple[str, torch.dtype, bool], dict[str, Tensor]] = field(default_factory=dict, repr=False)
-    "of the oracle, by variant, precision, and whether the first layer alone was computed"
+    "cache of the oracle, by variant, precision, and whether only the first layer was computed"
 
     @property
     def parts(self) -> Parts:
@@ -70,7 +70,7 @@ class VideoInputs:
         return self.kept.parts
 
     def tensors(self) -> dict[str, Tensor]:
-        """Latents and embeddings.  Weights are left out: an attention never sees them."""
+        """Latents and embeddings.  Weights are omitted, because an attention never sees them."""
         return {"latents": self.latents, "embeds": self.embeds}
 
     def denoiser(
@@ -80,13 +80,13 @@ class VideoInputs:
         dtype: torch.dtype | None = None,
         compiled: Callable[[Any], None] | None = None,
     ) -> tuple[Denoiser, Exchanged]:
-        """The loop around a transformer of its own modules with this attention in every layer.
+        """Return the loop around a transformer with modules of its own and this attention in every layer.
 
         Args:
             attend: the attention.
             dtype: of copies of the weights; None: the weights themselves.
-            compiled: compiles the blocks of a transformer; the attention is then an operator that a compiler does not
-                look into.
+            compiled: compiles the blocks of a transformer; the attention is then an operator that is opaque to the
+                compiler.
         """
         exchanged = attend if isinstance(attend, Exchanged) else Exchanged(attend)
         transformer = self.parts.with_own_modules(dtype)
@@ -109,17 +109,17 @@ def make_inputs(case: VideoCase, *, seed: int, kind: str, device: str | torch.de
         case: the problem.
         seed: of noise and embeddings; the weights have one of their own.
         kind: of noise and embeddings: a name in `attention.kinds.PLAIN`.
-        device: where everything lives.
+        device: of all tensors.
 
     Raises:
-        UsageError: the kind is not known, or a file cannot be used.
+        UsageError: the kind is unknown, or a file cannot be used.
         Unavailable: diffusers is not installed.
     """
     if kind not in PLAIN:
         raise unknown(WHO, "input", kind, PLAIN)
     model, dtype = case.config, torch_dtype(case.dtype)
     if case.lpips is not None:
-        load(path_of(WHO, "lpips", case.lpips), torch.device(device))  # asked for only behind a whole generation
+        load(path_of(WHO, "lpips", case.lpips), torch.device(device))  # checked now, as it is used after a generation
     kept = _kept(case, dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -154,7 +154,7 @@ def _read_embeds(case: VideoCase, path: Path) -> Tensor:
 
 
 def _check_memory(case: VideoCase, device: str | torch.device) -> None:
-    """Refuse weights that host memory has no room for; a card says so itself.
+    """Refuse weights that do not fit in host memory; a GPU reports that by itself.
 
     Raises:
         MemoryError: with the sizes.

@@ -1,7 +1,7 @@
-"""LPIPS, the distance of two pictures in the features of a network, from a file that holds that network.
+"""LPIPS, the distance of two pictures in the features of a network, read from a file.
 
 Zhang, Isola, Efros, Shechtman and Wang 2018 (arXiv 1801.03924), version 0.1 with AlexNet: features after each of five
-ReLUs, of unit length over the channels, squared differences weighted by channel, mean over places, summed.  The file
+ReLUs, normalised over the channels, squared differences weighted by channel, mean over positions, summed.  The file
 is a safetensors file of `features.N.weight` and `.bias` as torchvision's AlexNet names them, and
 `linN.model.1.weight` [1, channels, 1, 1] as the package lpips does.
 """
@@ -21,20 +21,20 @@ from attnbench.models.video.config import WHO
 
 LAYERS = ((0, 3, 64, 11, 4, 2), (3, 64, 192, 5, 1, 2), (6, 192, 384, 3, 1, 1), (8, 384, 256, 3, 1, 1),
           (10, 256, 256, 3, 1, 1))  # fmt: skip
-"Of AlexNet: number in `features`, channels in and out, kernel, stride, padding."
+"Layers of AlexNet: number in `features`, channels in and out, kernel, stride, padding."
 POOLED = (3, 6)
-"Layers that come after a pooling of 3 by 3 with stride 2."
+"Layers after a pooling of 3 by 3 with stride 2."
 SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-"Of pictures from -1 to 1, by colour."
+"Normalisation of pictures from -1 to 1, by colour."
 SMALLEST = 32
-"Pixels of a side from which on every layer has a place."
+"Least side of a picture in pixels for which every layer has a position."
 
 
 def load(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """The network of a file.
+    """Read the network from a file.
 
     Raises:
-        UsageError: a tensor is missing or of another shape.
+        UsageError: a tensor is missing or has another shape.
     """
     found, wanted = read(path), dict(_shapes())
     for name, shape in wanted.items():
@@ -53,7 +53,7 @@ def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def lpips(mine: Tensor, other: Tensor, network: Mapping[str, Tensor]) -> float:
-    """Mean over frames; of [frames, 3, height, width] from 0 to 1, at least 32 high and wide."""
+    """Return the mean over frames, for [frames, 3, height, width] from 0 to 1, at least 32 high and wide."""
     total = torch.zeros(len(mine), device=mine.device)
     for number, (x, y) in enumerate(zip(_features(mine, network), _features(other, network), strict=True)):
         unit = (x / (x.norm(dim=1, keepdim=True) + 1e-10) - y / (y.norm(dim=1, keepdim=True) + 1e-10)).square()

@@ -1,6 +1,6 @@
-"""Frames of whole generations as mp4 files, for who wants to look at them.
+"""Writes frames of whole generations as mp4 files.
 
-Where they go is told to the worker by an environment variable, which `attnbench run --mp4` sets.  Imports without torch.
+The worker gets the folder through an environment variable, which `attnbench run --mp4` sets.  Imports without torch.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MODULE, INSTALL = "imageio_ffmpeg", "pip install imageio-ffmpeg"
 
 
 def ask(who: str, folder: str, plan: Sequence[PlannedGroup]) -> None:
-    """Have the workers of this process write files.
+    """Set the environment variable that makes workers of this process write files.
 
     Args:
-        who: for messages.
-        folder: made where it is not there.
-        plan: what is to be measured.
+        who: program name, for messages.
+        folder: created if it does not exist.
+        plan: groups to be measured.
 
     Raises:
         UsageError: the encoder is not installed, the folder cannot be written to, or a group generates nothing.
@@ -48,7 +48,7 @@ def ask(who: str, folder: str, plan: Sequence[PlannedGroup]) -> None:
 
 
 def place(case: VideoCase, who: str) -> Path | None:
-    """Of a row's file, named as seed 003 names it: ``cogvideox-2b_sdpa.mp4``; None where none is wanted."""
+    """Return the path of a row's file, named as in seed 003: ``cogvideox-2b_sdpa.mp4``; None if not requested."""
     folder = os.environ.get(FOLDER)
     return Path(folder) / f"{case.model}_{re.sub(r'[^A-Za-z0-9._-]', '_', who)}.mp4" if folder else None
 

@@ -1,4 +1,4 @@
-"""The right answer: the first step in `dtype`, with plain attention over all keys or over the blocks of a map."""
+"""The oracle: the first step in `dtype`, with plain attention over all keys or over the blocks of a map."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from attnbench.workloads.sparse.patterns import block_map
 from attnbench.workloads.video.inputs import VideoInputs
 
 DENSE, SPARSE, CHOSEN = "step", "sparse-step", "chosen-step"
-"Variants: what every layer computes."
+"Variants, by the attention of every layer."
 
 
 class _Reached(Exception):
-    """The first layer's attention was computed."""
+    """Raised after the first layer's attention, to stop the evaluation."""
 
 
 def evaluate(
     inputs: VideoInputs, *, dtype: torch.dtype, variant: str = DENSE, first: bool = False
 ) -> dict[str, Tensor]:
-    """Prediction, next latents and rows of the attention of the first step.
+    """Evaluate the first step: prediction, next latents and rows of the attention.
 
-    The answer is kept with the inputs: the check and `rounding.py` ask for the same one, which takes a card seconds at
+    The answer is cached with the inputs: the check and `rounding.py` need the same one, which takes a GPU seconds at
     full size.
 
     Args:
         inputs: of the case.
-        dtype: to compute in; other than the case's, of copies of the weights.
-        variant: dense, or with the case's block map in all layers; of chosen maps the oracle's own are all blocks.
+        dtype: to compute in; if it is not the case's, with copies of the weights.
+        variant: dense, or with the case's block map in all layers; for chosen maps the oracle's own keep all blocks.
         first: only the attention of the first layer.
 
     Returns:
-        out [1 or 2, …] and latents [1, …], as `Denoiser.step` has them, and attention, rows of the first layer's, as of
+        out [1 or 2, …] and latents [1, …], as in `Denoiser.step`, and attention, rows of the first layer's, as in
         `Exchanged.rows`.
     """
     key = variant, dtype, first
@@ -49,13 +49,13 @@ def evaluate(
 def evaluator(
     inputs: VideoInputs, *, dtype: torch.dtype, attend: Attend, first: bool = False
 ) -> Callable[[], dict[str, Tensor]]:
-    """The first step with any attention, to be called several times, its weights converted once.
+    """Return the first step with any attention, to be called several times, with its weights converted once.
 
     Args:
         inputs: of the case.
         dtype: to compute in.
         attend: in every layer.
-        first: only as far as the attention of the first layer, which is then the one answer.
+        first: only up to the attention of the first layer, which is then the only output.
     """
     latents, embeds = inputs.latents.to(dtype), inputs.embeds.to(dtype)
     denoiser, exchanged = inputs.denoiser(attend, dtype=None if dtype == inputs.latents.dtype else dtype)
@@ -80,7 +80,7 @@ def evaluator(
 
 
 def right_attention(variant: str, inputs: VideoInputs) -> Attend:
-    """What every layer is to compute."""
+    """Return the attention that every layer has to compute."""
     if variant in (DENSE, CHOSEN):
         return plain
     case = inputs.case.sparse
@@ -88,7 +88,7 @@ def right_attention(variant: str, inputs: VideoInputs) -> Attend:
 
 
 def with_maps(case: SparseCase, maps: Sequence[Tensor]) -> Attend:
-    """What layers compute that are called in turn, with a block map each, bool [B, H, rows, columns]."""
+    """Return the attention of layers that are called in turn, with one block map each, bool [B, H, rows, columns]."""
     turns = itertools.cycle(maps)
     rows_of, keys_of = (torch.arange(case.seqlen, device=maps[0].device) // size for size in case.block_shape)
 
@@ -104,11 +104,11 @@ def with_maps(case: SparseCase, maps: Sequence[Tensor]) -> Attend:
 
 
 def nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """An attention that adds nothing: a well-known wrong answer."""
+    """An attention that returns zeros: a well-known wrong answer."""
     return torch.zeros_like(v)
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """An attention whose rows see no later ones: a well-known wrong answer."""
+    """An attention whose rows see no later rows: a well-known wrong answer."""
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)

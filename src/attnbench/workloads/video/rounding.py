@@ -1,10 +1,10 @@
-"""What an honest evaluation of a step may be off by: Monte Carlo arithmetic over the model (`workloads.noise`).
+"""Errors that rounding explains in a step, by Monte Carlo arithmetic over the model (`workloads.noise`).
 
-Of a step with so much work that this takes a card minutes, the plain evaluation in the case's own precision is the one
-draw: what it is off by was made by rounding alone.
+For a step so large that this would take a GPU minutes, the plain evaluation in the case's own precision is the only
+draw: its error comes from rounding alone.
 
-The standard deviation is taken over draws and over the rows and columns of a frame's channel, and over the heads of a
-row of the attention, which are made alike.
+The standard deviation is taken over draws, over the rows and columns of a frame's channel, and over the heads of a
+row of the attention, because their errors have the same distribution.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DRAWS = 4
 
 
 def expected_errors(inputs: VideoInputs, variant: str, *, first: bool = False) -> dict[str, Tensor]:
-    """Standard deviation of each element of prediction, latents and rows of the attention, fp64; of `first` of these."""
+    """Return the standard deviation of each element of prediction, latents and rows of the attention, fp64."""
     truth = evaluate(inputs, dtype=torch.float64, variant=variant, first=first)
     if work(inputs.case).flops > LARGE_FLOPS:
         return _deviation(truth, [evaluate(inputs, dtype=inputs.latents.dtype, variant=variant, first=first)])
@@ -32,7 +32,7 @@ def expected_errors(inputs: VideoInputs, variant: str, *, first: bool = False) -
 
 
 def expected_errors_of(inputs: VideoInputs, attend: Attend, *, first: bool = False) -> dict[str, Tensor]:
-    """The same of a step with any right attention."""
+    """Return the same for a step with any right attention."""
     truth = evaluator(inputs, dtype=torch.float64, attend=attend, first=first)()
     if work(inputs.case).flops > LARGE_FLOPS:
         return _deviation(truth, [evaluator(inputs, dtype=inputs.latents.dtype, attend=attend, first=first)()])
@@ -45,7 +45,7 @@ def _deviation(truth: dict[str, Tensor], found: list[dict[str, Tensor]]) -> dict
 
 
 def _moved(inputs: VideoInputs, attend: Attend) -> list[dict[str, Tensor]]:
-    """Evaluations in fp64 with random errors."""
+    """Return evaluations in fp64 with random errors."""
     call = evaluator(inputs, dtype=torch.float64, attend=attend)
     noise = Noise(Format.of(torch_dtype(inputs.case.dtype)), inputs.latents.device)
     found = []

@@ -1,7 +1,7 @@
 """Exact useful work of a denoising step, in closed form.  Imports without torch.
 
-With n predictions (two where guided), S rows of the exchangeable attention, V tokens of video, T of text, W columns,
-F columns of the feed-forward, and a multiply-add of 2:
+With n predictions (two with guidance), S rows of the exchangeable attention, V tokens of video, T of text, W columns,
+F columns of the feed-forward, and a multiply-add counting as 2:
 
     attention     4 W S²                                  a layer
     projections   8 W² S                                  a layer
@@ -22,7 +22,7 @@ from attnbench.record import Work
 from attnbench.workloads.video.case import VideoCase
 
 LARGE_FLOPS = 10**13
-"Of a step whose evaluation in double precision takes a card many seconds."
+"FLOPs of a step whose evaluation in double precision takes a GPU many seconds."
 
 
 def work(case: VideoCase) -> Work:
@@ -38,7 +38,7 @@ def work(case: VideoCase) -> Work:
 
 
 def attention_flops(case: VideoCase) -> int:
-    """Of these, what the exchangeable attention takes in all layers."""
+    """Return the part of these FLOPs that the exchangeable attention takes in all layers."""
     return case.batch * case.config.layers * 4 * case.config.width_of_tokens * case.tokens**2
 
 

@@ -16,7 +16,7 @@ from attnbench.report.charts.base.style import Styles
 
 WHO = "attnbench report"
 FOLDERS = {LENGTH: "seq_len_plots", "actual_sparsity": "sparge_sparsity_plots"}
-"As the older scripts have them; other axes have folders of their own name."
+"Folder names of the seed documents' scripts; other axes have folders of their own name."
 USUAL = ("time.median_ms", "rate.tflops")
 
 
@@ -26,10 +26,10 @@ def figures_over(runs: Sequence[Run], x: str | None, metric: str | None) -> list
     Args:
         runs: with their statistics derived.
         x: name of an axis or a column of numbers; None: seqlen.
-        metric: name of a column of numbers; None: time and TFLOP/s.
+        metric: name of a numeric column; None: time and TFLOP/s.
 
     Raises:
-        UsageError: a name is not known in any of the runs.
+        UsageError: a name is unknown in all of the runs.
     """
     styles, prepared = Styles(runs), [RunData(run) for run in runs]
     found = [Columns(data.run, data.tables) for data in prepared]
@@ -57,7 +57,7 @@ def _of_run(data: RunData, x: Quantity, metrics: Sequence[Quantity], styles: Sty
 
 
 def _panels(tables: Sequence[Table], x: Quantity) -> list[Panel]:
-    """Over an axis the cases along it; over a measured quantity those along the axis that moves it, too."""
+    """Group cases along an axis; for a measured quantity, along the axis that changes it."""
     if x.column.startswith(CASE):
         return panels([table for table in tables if x.column.removeprefix(CASE) in table.case],
                       x.column.removeprefix(CASE))  # fmt: skip
@@ -72,7 +72,7 @@ def _panels(tables: Sequence[Table], x: Quantity) -> list[Panel]:
 
 
 def line_of(x: Quantity) -> Callable[[Record], str]:
-    """Of configurations of one backend that a measured quantity distinguishes, one line."""
+    """Draw configurations of one backend that a measured quantity distinguishes as one line."""
     return backend_name if x.column.startswith(CASE) else base_name
 
 
@@ -92,17 +92,17 @@ def figure_over(
     panel: Panel, x: Quantity, metric: Quantity, styles: Styles, *, kind: str, conditions: Sequence[str] = (),
     mark: str = "", lost: Sequence[Lost] = (),
 ) -> Iterator[Figure]:  # fmt: skip
-    """The figure of one panel, named as the older scripts name theirs; none for a single place on x.
+    """Yield the figure of one panel, named as in the seed documents' scripts; none for a single value of x.
 
     Args:
-        panel: whose tables.
-        x: what it is over.
-        metric: what it shows.
+        panel: with the tables.
+        x: quantity of the x axis.
+        metric: quantity shown.
         styles: of the page.
         kind: of the figure.
-        conditions: how it was measured, where that differs within the run.
-        mark: what its name ends in then.
-        lost: workload and case of what has no table.
+        conditions: measuring conditions, if they differ within the run.
+        mark: suffix of its name in that case.
+        lost: workload and case of those without a table.
     """
     points = points_of(panel.tables, x, metric, line_of(x))
     if len({point.x for point in points}) < 2:
@@ -120,7 +120,7 @@ def figure_over(
 
 
 def file_name(panel: Panel, x: Quantity, metric: Quantity) -> str:
-    """``time_ms_causal_false``; over anything but the length ``time_ms_actual_sparsity_seq32768_causal_false``."""
+    """``time_ms_causal_false``; for another axis than the length ``time_ms_actual_sparsity_seq32768_causal_false``."""
     if x.column == CASE + LENGTH:
         return slug(metric.short) + panel.ending
     lengths = {table.case.get(LENGTH) for table in panel.tables}
@@ -130,7 +130,7 @@ def file_name(panel: Panel, x: Quantity, metric: Quantity) -> str:
 
 
 def _folder(panel: Panel, x: Quantity) -> str:
-    """As the older scripts have them; of lengths another one for each share of blocks left out: ``_30``."""
+    """Folder as in the seed documents' scripts; for lengths one per share of omitted blocks: ``_30``."""
     share = panel.tables[0].case.get("sparsity") if x.short == LENGTH else None
     name = FOLDERS.get(x.short, f"{slug(x.short)}_plots")
     return f"{name}_{round(100 * share)}" if is_number(share) and share else name

@@ -19,7 +19,7 @@ OF_NO_RECORD = ("run.", "environment.", "repro", "workload", "case_id", "group",
                 "source_hash", "status", "reason", "notes", "kernels", "kernel_launches", "kernel_ms",
                 "replicate")  # fmt: skip
 SHORT = {"time.median_ms": "time_ms", "rate.tflops": "tflops"}
-"As the older scripts' files are called."
+"Names in files of the seed documents' scripts."
 TITLES = {
     "case.seqlen": ("sequence length", "tokens"),
     "time.median_ms": ("median time", "ms"),
@@ -37,11 +37,11 @@ UNITS = {"_ms": "ms", "tflops": "TFLOP/s", "gbps": "GB/s", "_mb": "MiB", "_mhz":
 
 
 class Columns:
-    """What can be drawn of some tables."""
+    """Columns of some tables that can be drawn."""
 
     def __init__(self, run: Run, tables: Sequence[Table]) -> None:
         records = [record for table in tables for record in table.records]
-        # What stands behind a table of several processes is their combined record, not theirs.
+        # A table of several processes is drawn from their combined record.
         drawn = dataclasses.replace(run, records=tuple(records))
         self._rows: dict[int, Row] = {id(record): row for record, row in zip(records, rows(drawn), strict=True)}
         self._kept = records
@@ -58,7 +58,7 @@ class Columns:
         def of(table: Table, record: Record) -> Any:
             value = self._rows[id(record)][column]
             if column.startswith(CASE):
-                # An axis may be None (no window), which is a value; a case that has no such axis has none.
+                # An axis may have the value None (no window); a case without that axis has no value.
                 return "none" if value is None and column.removeprefix(CASE) in table.case else value
             return value if _finite(value) else None
 
@@ -68,10 +68,10 @@ class Columns:
 
 
 def resolve(who: str, flag: str, name: str, known: Iterable[str]) -> str:
-    """The column that `name` means: itself, its short name, or the one column that ends in it.
+    """Return the column that `name` means: itself, its short name, or the only column that ends in it.
 
     Raises:
-        UsageError: none or several; the message names those accepted.
+        UsageError: none or several; the message lists the accepted ones.
     """
     known = list(dict.fromkeys(known))
     spelled = name.replace("-", "_")
@@ -85,14 +85,14 @@ def resolve(who: str, flag: str, name: str, known: Iterable[str]) -> str:
 
 
 def short_name(column: str) -> str:
-    """The column as a file's name has it: time_ms, seqlen, actual_sparsity, memory.peak_allocated_mb."""
+    """Return the column's name in file names: time_ms, seqlen, actual_sparsity, memory.peak_allocated_mb."""
     return SHORT.get(column) or slug(column.removeprefix(CASE).removeprefix("counters."))
 
 
 def interval_of(column: str) -> Callable[[Record], Interval]:
-    """How a record says the 95 % interval of a column: the median time, what goes with it or against it, the speed-up.
+    """Return a function for the 95 % interval of a column: the median time, rates that follow from it, or the speed-up.
 
-    None for a record without an interval, or with one that reaches 0, where a rate has no upper end.
+    It returns None for a record without an interval, or if the interval reaches 0, where a rate has no upper end.
     """
 
     def of(record: Record) -> Interval:

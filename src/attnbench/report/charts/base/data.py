@@ -23,23 +23,23 @@ class Table:
     workload: str
     conditions: Conditions
     records: Sequence[Record]
-    "one a backend, fastest first; those of several processes are combined"
+    "one per backend, fastest first; those of several processes are combined"
     off_scale: Sequence[Record]
-    "of other backends, whose times are not known to within themselves: timed, and without a place on a scale"
+    "of other backends that were timed, but whose interval is wider than the value, so that they cannot be drawn"
     processes: Mapping[str, Sequence[Record]]
-    "the records behind each of them, by `Record.backend`"
+    "the records combined in each of them, by `Record.backend`"
     replicated: bool
     folder: str
-    "of its pictures; another for each way in which the case was measured"
+    "of its image files; different for each set of measuring conditions"
 
     @cached_property
     def standing(self) -> list[Record]:
-        """All that were timed, fastest first: one without a place on a scale may be the fastest all the same."""
+        """All timed records, fastest first, including those that cannot be drawn, as one of them may be the fastest."""
         return sorted([*self.records, *self.off_scale], key=_median)
 
     @cached_property
     def tied(self) -> tuple[str, ...] | None:
-        """Backends that the samples do not show slower than the fastest; None where nobody was compared."""
+        """Backends that the samples do not show to be slower than the fastest; None if nothing was compared."""
         if len(self.standing) < 2:
             return None
         measured = [record for members in self.processes.values() for record in members]
@@ -57,12 +57,12 @@ class RunData:
 
     @cached_property
     def without_point(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Workload and case of all of which nothing has a place on a scale: failed, or not known to within itself."""
+        """Workload and case of all without a point: failed, or with an interval wider than the value."""
         drawn = {table.case_id for table in self.tables}
         return [(one.workload, one.case) for one in self.run.records if one.case_id not in drawn]
 
     def by_conditions(self) -> list[list[Table]]:
-        """Tables that may stand in one chart: of one workload, and measured the same way."""
+        """Tables that may be in one chart: of one workload, and measured under the same conditions."""
         found: dict[tuple[str | None, ...], list[Table]] = {}
         for table in self.tables:
             found.setdefault((table.workload, *table.conditions.key), []).append(table)
@@ -81,7 +81,7 @@ class RunData:
         ]
 
     def _table(self, timed: Sequence[Record], taken: set[str]) -> Table | None:
-        # A time that is not known to within itself has no place on a scale; the table says so.
+        # A time whose interval is wider than the value is not drawn; the table says so.
         records = [record for record in timed if record.time and not wild_time(record.time)]
         if not records:
             return None

@@ -22,22 +22,22 @@ LONGEST_NAME = 80
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One chart: a Vega-Lite description with its data, and the words that go with it."""
+    """One chart: a Vega-Lite description with its data, and its texts."""
 
     name: str
-    "stem of its file; with `folder` unique among the figures of a page"
+    "stem of its file name; with `folder` unique among the figures of a page"
     kind: str
     "name of the file in `report/charts` that made it, or plot"
     title: str
     "plain text, not part of `spec`: a page prints it as its heading"
     alt: str
-    "what a reader who does not see the chart must know"
+    "text alternative: what a reader who does not see the chart must know"
     spec: Spec
-    """Vega-Lite 6 without $schema and config; ``height`` is the plot's, ``usermeta.around`` what axes and titles add.
-    It shares parts with other figures, so it is not to be changed in place.  Text and lines take their colours from
+    """Vega-Lite 6 without $schema and config; ``height`` is the plot's, ``usermeta.around`` that of axes and titles.
+    It shares parts with other figures, so it must not be changed in place.  Colours of text and lines come from
     `style.config`."""
     case_id: str | None = None
-    "of the case it belongs to; None where it is of the whole run"
+    "of its case; None if it belongs to the whole run"
     run: str | None = None
     "id of the run"
     folder: str = ""
@@ -45,7 +45,7 @@ class Figure:
 
     @property
     def stem(self) -> str:
-        """Path of its file below the folder of plots, without the ending."""
+        """Path of its file below the folder of plots, without the extension."""
         return f"{self.folder}/{self.name}" if self.folder else self.name
 
     @property
@@ -54,28 +54,28 @@ class Figure:
         return round(self.spec["height"] + self.spec["usermeta"]["around"])
 
     def of_run(self, run: str, place: str) -> Figure:
-        """The same figure as one of the run `run`, whose pictures go into the folder `place`."""
+        """Return the same figure as one of the run `run`, with image files in the folder `place`."""
         return dataclasses.replace(self, run=run, folder="/".join(filter(None, (place, self.folder))))
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What a file of `report/charts` offers as ``CHART``."""
+    """The ``CHART`` that a file of `report/charts` defines."""
 
     rank: int
-    "place on the page; charts of the whole run come before those of a case"
+    "position on the page; charts of the whole run come before those of a case"
     draw: Callable[[RunData, Styles], Iterable[Figure]]
-    "figures of one run; none where they would show nothing"
+    "returns the figures of one run; none if they would show nothing"
 
 
 def run_folders(runs: Sequence[Run]) -> list[str]:
-    """A folder for the pictures of each run, named by its id; none where there is one run."""
+    """Return a folder for the images of each run, named by its id; empty for a single run."""
     taken: set[str] = set()
     return [unique(slug(run.id), taken) for run in runs] if len(runs) > 1 else [""] * len(runs)
 
 
 def unique(name: str, taken: set[str]) -> str:
-    """`name`, or with a number where it is taken, by letters of either case: some systems know no other."""
+    """Return `name`, with a number if it is taken; case-insensitive, as some file systems are."""
     names = chain((name,), (f"{name}-{number}" for number in count(2)))
     found = next(one for one in names if one.casefold() not in taken)
     taken.add(found.casefold())
@@ -83,21 +83,21 @@ def unique(name: str, taken: set[str]) -> str:
 
 
 def slug(value: Any) -> str:
-    """`value` as a part of a file name: true, 128, bf16, actual_sparsity."""
+    """Convert `value` to a part of a file name: true, 128, bf16, actual_sparsity."""
     text = str(value).lower() if isinstance(value, bool) or value is None else str(value)
     return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_.-")[:LONGEST_NAME] or "unnamed"
 
 
 def short(value: float | None, digits: int = 5) -> float | None:
-    """A number with the digits that a chart can show: a page holds many thousands of them."""
+    """Round a number to the digits that a chart can show, as a page contains many thousands of them."""
     return None if value is None else float(f"{value:.{digits}g}")
 
 
 def row(**values: Any) -> dict[str, Any]:
-    """One datum; what is not known is left out of it, never 0."""
+    """Return one datum; unknown values are omitted, never 0."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def filled(spec: Mapping[str, Any], datasets: Mapping[str, list[dict[str, Any]]], **top: Any) -> Spec:
-    """A definition with its data and whatever else differs from chart to chart at its top level."""
+    """Return a definition with its data and the top-level fields that differ between charts."""
     return {**spec, **top, "datasets": dict(datasets)}

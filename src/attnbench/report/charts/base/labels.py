@@ -1,6 +1,6 @@
 """Placement of labels without overlap, computed in pixels before a chart is drawn.
 
-The height of a plot is known, its width is not. Positions are found for a narrow plot; in a wider one
+The height of a plot is known, its width is not. Positions are computed for a narrow plot; in a wider one
 labels are further apart.
 """
 
@@ -11,20 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NARROW = 260.0
-"Pixels of the narrowest plot that labels are placed for."
+"Width of the narrowest plot for which labels are placed, pixels."
 LETTER = 6.6
-"Pixels of an average letter at 12 px."
+"Average width of a character at 12 px, pixels."
 LINE = 13.0
-"Pixels from one line of text to the next."
+"Height of a line of text, pixels."
 OFFSET = 9.0
-"Pixels from a sign to its name."
+"Distance of a name from its marker, pixels."
 LONGEST = 28
-"Letters of a name that are shown."
+"Most characters of a name that are shown."
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a name stands, in pixels from the sign it belongs to; ``align`` left is right of the sign."""
+    """Position of a name in pixels relative to its marker; ``align`` left means right of the marker."""
 
     dx: float
     dy: float
@@ -40,20 +40,20 @@ _CHOICES += [Place(3.0 if align == "left" else -3.0, sign * (LINE * step + 5.0),
 
 
 def scaled(values: Sequence[float], pixels: float, log: bool) -> list[float]:
-    """Pixels of `values` along an axis that they fill."""
+    """Convert `values` to pixels along an axis that they fill."""
     there = [math.log(value) if log else value for value in values]
     low, high = min(there), max(there)
     return [pixels / 2 if high == low else pixels * (value - low) / (high - low) for value in there]
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """`wanted` heights moved apart until `gap` lies between neighbours, as little as need be.
+    """Move `wanted` heights apart as little as possible, until neighbours are at least `gap` apart.
 
     Args:
-        wanted: pixels, in any order; kept in their order.
-        gap: what lies between two at least, less where they do not all fit.
-        low: no height below this.
-        high: none above.
+        wanted: pixels, in any order, which is kept.
+        gap: least distance of two, reduced if they do not all fit.
+        low: lower limit.
+        high: upper limit.
     """
     order = sorted(range(len(wanted)), key=lambda place: wanted[place])
     gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
@@ -85,26 +85,26 @@ def around(
     height: float,
     unnamed: Sequence[tuple[float, float]] = (),
 ) -> list[Place]:
-    """A place for the name of each point of a scatter: beside it, else above or below on a stalk.
+    """Return a position for the name of each point of a scatter plot: beside it, else above or below, with a line.
 
     Args:
         x: pixels from the left, in a plot of width `NARROW`.
         y: pixels from the top.
-        names: one a point; as drawn.
+        names: one per point, as drawn.
         height: of the plot.
-        unnamed: other points, not to be written over.
+        unnamed: other points, which names must not cover.
     """
     signs: list[Box] = [(px - 6, py - 6, px + 6, py + 6) for px, py in (*zip(x, y, strict=True), *unnamed)]
     letters, stalks = list[Box](), list[Box]()
     found = [Place(OFFSET, 0.0, "left")] * len(names)
-    # From the right: a stalk then finds the names right of it standing, and its own above them.
+    # From the right, so that leader lines avoid names further right, and names above are placed already.
     for own in sorted(range(len(names)), key=lambda place: (-x[place], y[place])):
         size = LETTER * len(names[own])
         others = [box for place, box in enumerate(signs) if place != own]
         best, least = _CHOICES[0], math.inf
         for choice in _CHOICES:
             if abs(choice.dy) > least:
-                break  # the nearest come first, and none costs less than its distance
+                break  # sorted by distance, which is a lower bound of the cost
             if not choice.dy or LINE / 2 < y[own] + choice.dy < height - LINE / 2:
                 cost = _cost(choice, x[own], y[own], size, others, letters, stalks)
                 best, least = (choice, cost) if cost < least else (best, least)
@@ -116,7 +116,7 @@ def around(
 
 
 def _boxes(choice: Place, x: float, y: float, size: float) -> list[Box]:
-    """The name, and the stalk where there is one."""
+    """Return the boxes of the name and of its leader line, if it has one."""
     left = x + choice.dx if choice.align == "left" else x + choice.dx - size
     name = (left, y + choice.dy - LINE / 2, left + size, y + choice.dy + LINE / 2)
     if not choice.dy:
@@ -131,7 +131,7 @@ def _cost(
     name, *stalk = _boxes(choice, x, y, size)
     hits = sum(_meet(name, other) for other in (*signs, *names, *stalks))
     hits += sum(_meet(one, other) for one in stalk for other in names)
-    # Where signs lie on one another their stalks do, too: no harm while the names stand apart.
+    # If markers overlap, their leader lines do too, which is harmless as long as the names are apart.
     crossed = sum(_meet(one, other) for one in stalk for other in (*signs, *stalks))
     outside = max(0.0, -name[0]) + max(0.0, name[2] - NARROW - 90.0)
     return 1000.0 * hits + 10.0 * crossed + 20.0 * outside + abs(choice.dy) + (6.0 if choice.align == "right" else 0.0)
@@ -142,5 +142,5 @@ def _meet(one: Box, other: Box) -> bool:
 
 
 def shortened(name: str, longest: int = LONGEST) -> str:
-    """`name`, with an ellipsis where it is longer than a chart has room for."""
+    """Shorten `name` with an ellipsis if a chart has no room for it."""
     return name if len(name) <= longest else name[: longest - 1] + "…"

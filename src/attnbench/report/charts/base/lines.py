@@ -18,34 +18,34 @@ from attnbench.report.charts.base.style import PLAIN, Styles
 
 HEIGHT = 320.0
 WIDE = 4.0
-"Highest over lowest from which an axis that may be logarithmic is."
+"Ratio of the highest to the lowest value from which an axis is logarithmic, if it may be."
 Interval = tuple[float, float] | None
 HEADINGS = {"time_ms": "Time", "tflops": "TFLOP/s"}
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What stands on an axis."""
+    """The quantity of an axis."""
 
     column: str
     "of `store.rows`"
     short: str
-    "in a file's name: time_ms, tflops"
+    "in file names: time_ms, tflops"
     title: str
-    "in words"
+    "in axis titles"
     unit: str
     "empty for a plain number"
     of: Callable[[Table, Record], Any]
     interval: Callable[[Record], Interval] = lambda record: None
-    "95 % interval, in the unit; None where there is none"
+    "95 % interval, in the unit; None if there is none"
     may_log: bool = True
-    "false where the distance from zero is the point"
+    "False if the distance from zero matters"
     even: float | None = None
-    "what its values are seen from (1 of a ratio), marked by a line; None: they are seen from 0"
+    "reference value (1 for a ratio), marked by a line; None: the reference is 0"
 
     @property
     def heading(self) -> str:
-        """How a title begins."""
+        """Start of a title."""
         return HEADINGS.get(self.short) or self.title[:1].upper() + self.title[1:]
 
     @property
@@ -56,20 +56,20 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One record in a chart of lines."""
+    """One record in a line chart."""
 
     line: str
     x: Any
     y: float
     backend: str
-    "whose colour and sign it has"
+    "determines colour and marker"
     interval: Interval = None
     dash: tuple[int, int] | None = None
     "of its line; None: the backend's own"
 
 
 def points_of(tables: Sequence[Table], x: Quantity, y: Quantity, line: Callable[[Record], str]) -> list[Point]:
-    """All records of which both are known."""
+    """Return the points of all records for which both quantities are known."""
     found = []
     for table in tables:
         for record in table.records:
@@ -80,22 +80,22 @@ def points_of(tables: Sequence[Table], x: Quantity, y: Quantity, line: Callable[
 
 
 def is_number(value: Any) -> bool:
-    """A number, and not a truth value."""
+    """Return whether it is a number and not a boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def lines(
     points: Sequence[Point], x: Quantity, y: Quantity, styles: Styles, following: str = "", lost: Sequence[Any] = ()
 ) -> Spec:
-    """The chart of some points.
+    """Return the chart of some points.
 
     Args:
-        points: at least one; not numbers on x are drawn side by side.
-        x: what they are over.
-        y: what is drawn.
+        points: at least one; x values that are not numbers are drawn side by side.
+        x: quantity of the x axis.
+        y: quantity that is drawn.
         styles: of the page.
-        following: what goes with x, for its title.
-        lost: places on x that were asked for and have no point.
+        following: axes that change with x, for its title.
+        lost: requested values of x without a point.
     """
     places = list(dict.fromkeys(point.x for point in points))
     numeric = all(is_number(place) for place in (*places, *lost))
@@ -122,7 +122,7 @@ def lines(
 
 
 def _range(values: Sequence[float], log: bool, even: float | None) -> tuple[float, float]:
-    """Ends of the axis: a little beyond the values, with 0 in it or what they are seen from."""
+    """Return the ends of the axis: a little beyond the values, including 0 or the reference value."""
     if log:
         return min(values) / 1.15, max(values) * 1.15
     if even is None:
@@ -132,7 +132,7 @@ def _range(values: Sequence[float], log: bool, even: float | None) -> tuple[floa
 
 
 def _pieces(points: Sequence[Point], places: set[Any]) -> list[int]:
-    """Which piece of its line each point is on: a place of the axis that the line has no point at divides it."""
+    """Return which piece of its line each point belongs to: lines are interrupted at x values without a point."""
     own: dict[str, set[Any]] = {}
     for point in points:
         own.setdefault(point.line, set()).add(point.x)
@@ -147,7 +147,7 @@ def _row(point: Point, numeric: bool, piece: int, styles: Styles) -> dict[str, A
 
 
 def steps(low: float, high: float) -> tuple[float, ...]:
-    """Where a logarithmic axis from `low` to `high` has its lines: at 1, 2 and 5, or 1 alone over many decades."""
+    """Return the grid lines of a logarithmic axis from `low` to `high`: at 1, 2 and 5, or only 1 over many decades."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     digits = (1, 2, 5) if len(decades) < 6 else (1,)
     return tuple(value for decade in decades for digit in digits
@@ -157,7 +157,7 @@ def steps(low: float, high: float) -> tuple[float, ...]:
 def _ends(
     points: Sequence[Point], names: Sequence[str], low: float, high: float, height: float, log: bool, styles: Styles
 ) -> list[dict[str, Any]]:
-    """The last point of each line, and where at the right edge its name stands."""
+    """Return the last point of each line, and the position of its name at the right edge."""
     last = {point.line: point for point in points}
     heights = scaled([low, high, *(last[name].y for name in names)], height, log)[2:]
     found = []
@@ -213,7 +213,7 @@ def _definition(
     )
     at_the_right = ends.encode(x=alt.value("width"), y=alt.Y("y:Q").scale(y_scale).title(title))
     names = at_the_right.mark_text(style="label", align="left", baseline="middle", dx=13).encode(text="n:N")
-    # Each name has its sign: of more backends than colours, colour and sign together tell whose line it is.
+    # Each name has its marker: with more backends than colours, both together identify a line.
     keys = at_the_right.mark_point(filled=True, size=40, opacity=1, xOffset=6).encode(color=colour(), shape=shape())
     ground = alt.Chart(alt.NamedData(name="room")).encode(y=y)
     room = [ground.mark_point(opacity=0)]

@@ -1,4 +1,4 @@
-"""Two runs in one chart: their times over the length, and the time of the later one as a multiple of the first's."""
+"""Two runs in one chart: their times over the length, and the time of the later one relative to the first's."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ CaseKey = tuple[str, str]
 
 
 def overlays(first: RunData, later: RunData, compared: Compared, styles: Styles) -> Iterator[Figure]:
-    """Figures of the cases that both runs have; none where they were not measured alike.
+    """Yield figures of the cases that both runs have; none if they were measured under different conditions.
 
     Args:
         first: run A.
-        later: the other.
-        compared: their rows, judged.
+        later: the other run.
+        compared: their rows, with verdicts.
         styles: of the page.
     """
     changes: dict[CaseKey, list[Change]] = {}
@@ -55,7 +55,7 @@ def overlays(first: RunData, later: RunData, compared: Compared, styles: Styles)
 
 
 def overlay_folder(compared: Compared) -> str:
-    """Where the pictures of a comparison go, below the folder of plots; no run has a folder of that name."""
+    """Return the folder of a comparison's image files, below that of plots; no run has a folder of that name."""
     return f"{FIRST}-and-{slug(compared.letter)}"
 
 
@@ -67,7 +67,7 @@ def _over_length(
     panel: Panel, shared: Mapping[CaseKey, Table], changes: Mapping[CaseKey, Sequence[Change]], compared: Compared,
     styles: Styles, lost: Sequence[Lost],
 ) -> Iterator[Figure]:  # fmt: skip
-    """Times of both runs, and their ratio, over the length."""
+    """Yield the times of both runs, and their ratio, over the length."""
     words, pair = f": {panel.words}" if panel.words else "", f"{FIRST} and {compared.letter}"
     gaps = lost_places(panel, LENGTH, lost)
     both = {backend_name(change.a) for table in panel.tables for change in changes[_key(table)]}
@@ -99,7 +99,7 @@ def _of_run(tables: Sequence[Table], name: str, dash: tuple[int, int], backends:
 
 
 def _of_case(table: Table, changes: Sequence[Change], compared: Compared, styles: Styles) -> Figure:
-    """The ratios of one case, a row a backend."""
+    """Return the ratios of one case, one row per backend."""
     rows = []
     for change in changes:
         style, ends = styles.of(backend_name(change.a)), _ends(change)
@@ -123,7 +123,7 @@ def _ratio(name: str) -> Quantity:
 
 
 def _ends(change: Change) -> tuple[float, float] | None:
-    """Ends of the interval; one that reaches 0 has none that a ratio could."""
+    """Return the ends of the interval; None if it reaches 0, which a ratio cannot."""
     if change.low is None or change.high is None or change.low <= -1.0:
         return None
     return 1.0 + change.low, 1.0 + change.high

@@ -1,7 +1,7 @@
-"""Groups cases into panels: the cases of one line differ in the axis, and in axes that change with it.
+"""Groups cases into panels: the cases of one line differ in the axis, and in fields that change with it.
 
-A suite that keeps the number of tokens has another batch at each length: the batch then goes with
-the length, and the chart says so, instead of lines of one point each.
+A suite that keeps the number of tokens constant has another batch at each length.  The batch then follows
+the length, and the chart says so, instead of having lines of one point each.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from attnbench.report.charts.base.figure import slug
 
 LENGTH = "seqlen"
 ALWAYS_SAID = "causal"
-"In the name of every file, whether it differs or not: the older scripts' names have it."
+"Always in the name of a file, as in the names of the seed documents' scripts."
 FOLLOWERS = ("seqlen_k", "scaling_seqlen", "batch", "nheads", "nheads_kv", "headdim_v", "linear_dim")
-"Axes that usually follow another (the length, the size of a head): where one of two must be named, it is the other."
+"Fields that usually follow another one (the length, the head size): if one of two is to be named, it is the other."
 
 LONGEST = 48
-"Letters that fit below an axis of a narrow plot."
+"Characters that fit below an axis of a narrow plot."
 
 
 Lost = tuple[str, Mapping[str, Any]]
-"Workload and case of what has no place on a scale."
+"Workload and case of what has no point."
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class Panel:
 
     tables: Sequence[Table]
     fixed: Mapping[str, Any]
-    "axes that differ within the run but not in here"
+    "fields that differ within the run but not within this panel"
     following: Mapping[str, Sequence[Any]]
-    "axes that change with the chart's own, with their values in its order"
+    "fields that change with the chart's axis, with their values in its order"
 
     @property
     def words(self) -> str:
-        """What of the shape this chart is of: ``causal, headdim 128``; empty where all cases share it."""
+        """The part of the shape specific to this chart: ``causal, headdim 128``; empty if all cases share it."""
         return ", ".join(axis_words(name, value) for name, value in self.fixed.items())
 
     @property
     def goes_with(self) -> str:
-        """What changes along the axis: ``batch 16, 4, 1``; of much of it the names, or some of them."""
+        """Fields that change along the axis: ``batch 16, 4, 1``; if they are many, only names, or some of them."""
         whole = "; ".join(f"{name} {', '.join(map(_brief, values))}" for name, values in self.following.items())
         if len(whole) <= LONGEST:
             return whole
@@ -55,7 +55,7 @@ class Panel:
 
     @property
     def ending(self) -> str:
-        """End of its file's name: ``_causal_true``, then what else differs within the run."""
+        """End of its file name: ``_causal_true``, then other fields that differ within the run."""
         causal = self.tables[0].case.get(ALWAYS_SAID)
         parts = [] if causal is None else [f"_{ALWAYS_SAID}_{slug(causal)}"]
         parts += [f"_{slug(name)}{slug(value)}" for name, value in self.fixed.items() if name != ALWAYS_SAID]
@@ -63,7 +63,7 @@ class Panel:
 
 
 def lost_places(panel: Panel, axis: str, lost: Iterable[Lost]) -> list[Any]:
-    """Values of `axis` of which a panel has no table, in cases that differ from its own in nothing that is the same in all.
+    """Return values of `axis` without a table, in cases that otherwise equal the panel's own in all its fixed fields.
 
     Args:
         panel: over `axis`.
@@ -82,12 +82,12 @@ def lost_places(panel: Panel, axis: str, lost: Iterable[Lost]) -> list[Any]:
 
 
 def panels(tables: Sequence[Table], axis: str | None, keep: Iterable[str] = ()) -> list[Panel]:
-    """Sort tables into charts over `axis`, in the order of the run.
+    """Group tables into charts over `axis`, in the order of the run.
 
     Args:
-        tables: of one workload, measured the same way.
-        axis: field of the case; None where the chart is over something measured.
-        keep: axes that never follow.
+        tables: of one workload, measured under the same conditions.
+        axis: field of the case; None for a chart over a measured quantity.
+        keep: fields that never follow.
     """
     varying = differing(tables)
     key = [name for name in varying if name != axis]
@@ -105,15 +105,15 @@ def panels(tables: Sequence[Table], axis: str | None, keep: Iterable[str] = ()) 
 
 
 def differing(tables: Sequence[Table]) -> list[str]:
-    """Axes of which the cases have several values, without those that are a matter of another (`named`)."""
+    """Return the fields of which the cases have several values, without those that depend on others (`named`)."""
     return named([table.case for table in tables])
 
 
 def named(cases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The axes by which `cases` are distinguished.
+    """Return the fields that distinguish `cases`.
 
-    Left out are those that equal an earlier one in every case (seqlen_k beside seqlen), and fractions that follow from
-    a whole number (alpha = 1/sqrt(attn_dim)): a reader knows the shape by the whole number.
+    Fields that equal an earlier one in every case (seqlen_k beside seqlen) are omitted, and so are fractions that
+    follow from an integer (alpha = 1/sqrt(attn_dim)), because the integer identifies the shape.
     """
     columns: dict[tuple[str, ...], str] = {}
     for name in dict.fromkeys(name for case in cases for name in case):
@@ -126,7 +126,7 @@ def named(cases: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def axis_words(name: str, value: Any) -> str:
-    """A value of an axis as it is read: causal, not causal, headdim 128, bf16."""
+    """Format a value of a field: causal, not causal, headdim 128, bf16."""
     if isinstance(value, bool):
         return name if value else f"not {name}"
     return str(value) if name in ("dtype", "mode") else f"{name} {value}"
@@ -135,7 +135,7 @@ def axis_words(name: str, value: Any) -> str:
 def _panel(members: list[Table], key: Sequence[str], following: Sequence[str], axis: str | None) -> Panel:
     if axis is not None and all(_is_number(table.case.get(axis)) for table in members):
         members = sorted(members, key=lambda table: table.case[axis])
-    # The equal length of the keys is no news beside that of the queries.
+    # The number of keys is not mentioned if it equals that of queries.
     varying = [
         name for name in following if any(table.case.get(name) != table.case.get(axis or "") for table in members)
     ]

@@ -18,7 +18,7 @@ from attnbench.report.charts.base.style import PLAIN
 
 @cache
 def ratios(title: tuple[str, ...], what: str) -> Spec:
-    """A row a backend: its ratio (``m``) with the interval (``l``, ``h``) and words (``t``), around ``even``.
+    """Return a chart with one row per backend: its ratio (``m``) with interval (``l``, ``h``) and text (``t``).
 
     Args:
         title: lines below the axis.
@@ -26,7 +26,7 @@ def ratios(title: tuple[str, ...], what: str) -> Spec:
     """
     import altair as alt
 
-    # A ratio and its inverse lie as far from 1; the line of the baseline is always in view.
+    # Logarithmic, so that a ratio and its inverse are equally far from 1; the baseline is always in view.
     scale = alt.Scale(type="log", nice=False, padding=14)
     base = alt.Chart(alt.NamedData(name="rows")).encode(y=backends_axis())
     even = alt.Chart(alt.NamedData(name="even")).mark_rule(strokeDash=[4, 3], color=PLAIN, strokeWidth=1.5)

@@ -1,4 +1,4 @@
-"""Stacked bars: what the time of each row is made of, a colour a part."""
+"""Stacked bars: the parts of each row's time, one colour per part."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from attnbench.report.charts.base.figure import Figure, Spec, filled, row, short
 from attnbench.report.charts.base.style import COLOURS, PLAIN
 
 LEGEND = 24
-"Pixels of a line of the legend."
+"Height of a line of the legend, pixels."
 NAMES_A_LINE = 3
 FIRST = ("attention", "attention preparation")
 GREY = {"other": "#66707b", "the rest": PLAIN, "idle": "#bcc3ca"}
-"Last, and without a colour of their own."
+"Parts that come last, without a colour of their own."
 
 
 def stacks(name: str, title: str, of_what: str, bars: Mapping[str, Mapping[str, float]], **more: Any) -> Figure:
-    """A figure of bars.
+    """Return a figure of bars.
 
     Args:
         name: of its file, and its kind.
         title: of the figure.
-        of_what: what is made of the parts, for the axis: step, generation, capture.
-        bars: ms of each part of each row, in the order to be drawn.
+        of_what: the whole, for the axis title: step, generation, capture.
+        bars: ms of each part of each row, in the order of drawing.
         more: further fields of `Figure`.
     """
     parts = sorted(dict.fromkeys(part for bar in bars.values() for part in bar), key=_place)
@@ -58,7 +58,7 @@ def stacks(name: str, title: str, of_what: str, bars: Mapping[str, Mapping[str, 
 
 
 def colours_of(parts: tuple[str, ...]) -> list[str]:
-    """A colour a part; grey for what is nothing of its own."""
+    """Return a colour per part; grey for those of `GREY`."""
     own = iter(COLOURS * (len(parts) // len(COLOURS) + 1))
     return [GREY.get(part) or next(own) for part in parts]
 

@@ -10,12 +10,12 @@ from attnbench.presentation.block import backend_name
 from attnbench.record import Run
 
 COLOURS = ("#1395ec", "#a0920d", "#8e4cf0", "#c46d64", "#307e7e", "#ef3994", "#616f2a", "#be55b4")
-"""Each at least 3:1 against a white and a dark page, and distinguished by eyes that lack one kind of
-cone (colour blindness); found by search, checked by a test."""
+"""Each has a contrast of at least 3:1 on white and dark pages and is distinguishable with each kind of dichromacy
+(colour blindness); found by search, verified by a test."""
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "triangle-right")
-"As many as have no factor in common with the colours: 56 backends before a pair comes back."
+"Their number is coprime to that of the colours, so a pair is repeated only after 56 backends."
 DASHES = ((1, 0), (6, 2), (2, 2))
-"By turns of the colours: the first eight backends have plain lines."
+"Change after each round of colours: the first eight backends have solid lines."
 
 PLAIN = "#8c959f"
 "For rules and roofs, which belong to no backend; readable on light and dark pages."
@@ -38,12 +38,12 @@ class Style:
 
     @property
     def text_on_it(self) -> str:
-        """Black or white, whichever is read better on the colour."""
+        """Black or white, whichever has more contrast on the colour."""
         return "#000000" if luminance(self.colour) > 0.179 else "#ffffff"
 
 
 class Styles:
-    """The styles of a page, given out in the order in which its runs name backends."""
+    """The styles of a page, assigned in the order in which its runs name backends."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         names = dict.fromkeys(backend_name(record) for run in runs for record in run.records if record.time)
@@ -60,10 +60,10 @@ class Styles:
 
 
 def config(mode: str, font: str = FONT) -> dict[str, Any]:
-    """Vega-Lite's config: the letters and lines that a spec of ours leaves to where it is shown.
+    """Return Vega-Lite's config: colours and fonts that our specs leave to the place where they are shown.
 
     Args:
-        mode: ``light`` or ``dark``; or ``page``, whose SVG takes the colour of the text around it.
+        mode: ``light`` or ``dark``; or ``page``, whose SVG uses the colour of the surrounding text.
         font: CSS families.
     """
     theme = THEMES[mode]

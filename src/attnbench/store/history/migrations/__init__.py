@@ -1,1 +1,1 @@
-"""How the database came to its shape, one file a step; a step that was released never changes."""
+"""The schema of the database as one file per migration; a released migration never changes."""

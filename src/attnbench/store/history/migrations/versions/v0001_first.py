@@ -1,7 +1,7 @@
-"""Runs, their records to the letter, and the points of their series.
+"""Runs, their records as written, and the points of their series.
 
-Tables bear our name, because a PostgreSQL database may have other tenants.  An identity is unique by
-its digest: its columns may be null, and nulls are never equal in SQL.
+Tables have the prefix ``attnbench_``, because a PostgreSQL database may be shared.  A unique constraint is on the
+digest of an identity: its columns may be null, and nulls are never equal in SQL.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Make the tables of the first release."""
+    """Create the tables of the first release."""
     import sqlalchemy as sa
     from alembic import op
 
@@ -25,7 +25,7 @@ def upgrade() -> None:
         sa.Column("num_records", sa.Integer, nullable=False),
         sa.Column("outcomes", sa.Text, nullable=False),
         sa.Column("digest", sa.Text, nullable=False),
-        # Last, so that SQLite reads the others without it.
+        # Last, so that SQLite reads the other columns without it.
         sa.Column("head", sa.LargeBinary, nullable=False),
     )
     op.create_index("attnbench_runs_started", "attnbench_runs", ["started"])
@@ -61,7 +61,7 @@ def upgrade() -> None:
         sa.Column("num_samples", sa.BigInteger),
         sa.Column("version", sa.Text),
         sa.Column("source_hash", sa.Text),
-        # A row's points lie together on the disk: one trend is a few pages of a million points.
+        # Points of a series are adjacent on disk: one trend is a few pages of a million points.
         sqlite_with_rowid=False,
     )
     op.create_index("attnbench_points_run", "attnbench_points", ["run"])
