@@ -184,6 +184,17 @@ def test_a_form_that_raises_ends_its_team_and_says_which_rank():
     session.close()
 
 
+def test_a_rank_that_was_killed_is_named_where_another_says_first_that_it_lost_it():
+    both = Team("test", [CPU] * 2)
+    first, second = both._ranks
+    second._process.kill()
+    second._process.wait(30)
+    first.receive = lambda: {"error": "RuntimeError: Connection closed by peer"}
+    with pytest.raises(Crashed, match=r"test: rank=1 of 2 on cpu crashed \(SIGKILL\)"):
+        both._answer(first)
+    assert both.ended
+
+
 def test_a_rank_that_dies_ends_its_team_with_its_signal():
     both = Team("test", [CPU] * 2)
     problem = problem_of((64,), causal=True)

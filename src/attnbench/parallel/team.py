@@ -99,6 +99,9 @@ class Team:
 
     def _answer(self, rank: _Rank) -> dict[str, Any]:
         answer = rank.receive()
+        if answer is not None and "error" in answer:
+            # One that was killed is why the others raise: they lost it.
+            rank, answer = next(((one, None) for one in self._ranks if one.was_killed()), (rank, answer))
         what = f"{rank.number} of {len(self._ranks)} on {self.devices[rank.number]}"
         if answer is None:
             reason = refusal(self.who, "rank", what, rank.death(), "all ranks to the end")
@@ -251,6 +254,10 @@ class _Rank:
         """Return its answer; None if it died before answering."""
         line = self.answers.readline()
         return dict(json.loads(line)) if line.endswith("\n") else None
+
+    def was_killed(self) -> bool:
+        """Whether a signal has ended it."""
+        return (self._process.poll() or 0) < 0
 
     def death(self) -> str:
         """Describe how it ended."""
