@@ -142,7 +142,9 @@ def test_a_module_beside_the_file_is_answered_with_the_variable_that_finds_it(tm
         UsageError, match=rf"line 1: .*'beside'; .*; beside beside it is found by PYTHONPATH={tmp_path}$"
     ):
         backend(tmp_path, f"from beside import SCALE\n{PLAIN}")
-    with pytest.raises(UsageError, match=r"No module named 'nowhere'; a Python file with a Backend$"):
+    with pytest.raises(
+        UsageError, match=r"No module named 'nowhere'; a Python file with a function attention, or a Backend$"
+    ):
         backend(tmp_path, f"import nowhere\n{PLAIN}")
 
 

@@ -97,7 +97,10 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path, text, words):
 
 
 def test_a_file_that_is_not_there():
-    with pytest.raises(UsageError, match=r"backends: file=\./none\.py is not there; a Python file with a Backend"):
+    with pytest.raises(
+        UsageError,
+        match=r"backends: file=\./none\.py is not there; a Python file with a function attention, or a Backend",
+    ):
         all_backends(["./none.py"])
 
 

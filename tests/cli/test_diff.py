@@ -294,7 +294,7 @@ def test_a_remark_that_many_rows_share_is_said_once(attnbench, tmp_path):
     write(make_run(few, id="00000001"), "b.json")
     out = attnbench("diff a.json b.json").out
     [said] = [line for line in out.splitlines() if "fewer than three samples" in line]
-    assert said.startswith("note  b1-s16384-h16-d128-bf16-fwd sdpa, and 2 more rows: one process a side and fewer")
+    assert said.startswith("note  b1-s16384-h16-d128-bf16-fwd sdpa, and 2 more rows: one process per side and fewer")
 
 
 @pytest.mark.parametrize(

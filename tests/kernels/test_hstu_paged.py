@@ -187,9 +187,7 @@ def test_append_writes_the_new_history_and_nothing_else(paged, page_size, target
 def test_what_is_negated_when_it_is_read_is_not_appended(paged, name):
     step = make_step([(5, 3, 1)], seed=8)
     given = {"k": step.k, "v": step.v, "pool": step.pool}
-    with pytest.raises(
-        ValueError, match=r"^a tensor is negated when it is read \(Tensor.is_neg\); its resolve_neg\(\)$"
-    ):
+    with pytest.raises(ValueError, match=r"^a tensor is lazily negated \(Tensor.is_neg\); its resolve_neg\(\)$"):
         paged.hstu_paged_append(**given | {name: torch._neg_view(given[name])}, step=paged.Step(**step.table))
 
 

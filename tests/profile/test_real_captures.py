@@ -175,7 +175,7 @@ def test_the_table_of_advice_has_a_sentence_a_rule_where_not_all_is_wanted(with_
     assert texts[0].endswith("which is less than the GPU's 132 multiprocessors")
     assert texts[5].endswith("are below the hardware maximum of 16")
     assert texts[8].endswith("resulting in only 0.2 full waves across all SMs")  # a decimal point ends nothing
-    assert "--verbose has all of what a rule says" in short.notes
+    assert "--verbose shows the whole text of each rule" in short.notes
     assert not any("--verbose" in note for note in whole.notes)
     console = Console(width=100, file=io.StringIO())
     render_profile_table(

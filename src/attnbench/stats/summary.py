@@ -81,7 +81,9 @@ def summarise(samples_ms: Sequence[float], *, tick: float = 0.0) -> Summary:
         raise ValueError("a sample is negative or not a finite number")
     count = len(ordered)
     mean = math.fsum(ordered) / count
-    std = math.sqrt(math.fsum((value - mean) ** 2 for value in ordered) / (count - 1)) if count > 1 else None
+    std = (
+        math.sqrt(math.fsum((value - mean) * (value - mean) for value in ordered) / (count - 1)) if count > 1 else None
+    )
     interval = interval_of(samples_ms, variance_inflation(samples_ms), tick=tick)
     return Summary(
         num_samples=count,
