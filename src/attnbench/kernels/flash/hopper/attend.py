@@ -133,7 +133,7 @@ def through_keys(
         factor, row_max, sums = following.factor, following.row_max, following.sums
         if DOUBLE:
             next_weights = gl.convert_layout(rounded(following.weights, q[0].dtype), WEIGHTS)
-        # Computed here, not where it is read: between the softmax and the wait for the product that overlaps with it.
+        # Waited for here, not where the keys are read: between the softmax and the wait for the product that overlaps.
         if tile > begin:
             k_ring.wait(count + 2)
         acc = wait_for_output(acc)
