@@ -224,6 +224,21 @@ def test_lengths_have_the_older_scripts_names_and_their_own_lines(drawn):
     assert "(batch 128, 65, 16)" in form(figure)  # as many tokens at each length
 
 
+@pytest.mark.parametrize("axis", ["seqlen", "headdim", "window"])
+def test_an_axis_may_hold_lists(axis):
+    """A run file may: a window has two numbers.  Each list is one place, whichever run of a comparison has it."""
+    records = [
+        dataclasses.replace(record, case={**record.case, axis: value})
+        for batch, value in enumerate(([128, 0], [128, 64], 512, None), 1)
+        for record in make_group(make_case(batch=batch))
+    ]
+    run = make_run(records)
+    assert figures([run, dataclasses.replace(run, id="0badcafe")])
+    if axis == "seqlen":
+        places = {row["x"] for one in of(figures([run]), "length") for row in one.spec["datasets"]["rows"]}
+        assert places == {"128, 0", "128, 64", "512"}
+
+
 def test_a_line_ends_where_its_backend_does():
     records = [record for record in sweep() if record.case["headdim"] == 64 and not record.case["causal"]]
     short = [record for record in records if record.backend != "flex" or record.case["seqlen"] < 4096]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,7 +52,7 @@ class RunData:
     """One run, grouped once for all its charts."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        self.run = dataclasses.replace(run, records=tuple(map(_with_plain_axes, run.records)))
         self.replicated = is_replicated(run)
         self.tables = list(self._tables())
 
@@ -98,6 +99,12 @@ class RunData:
             replicated=self.replicated,
             folder=unique(slug(first.case_id), taken),
         )
+
+
+def _with_plain_axes(record: Record) -> Record:
+    """The record with a text for each axis that holds a list, which is then a place on an axis like any other."""
+    texts = {name: ", ".join(map(str, value)) for name, value in record.case.items() if isinstance(value, list | tuple)}
+    return dataclasses.replace(record, case={**record.case, **texts}) if texts else record
 
 
 def _median(record: Record) -> float:
