@@ -118,7 +118,7 @@ def forget() -> None:
 
 
 def launches_in(one: Kept[Any]) -> list[Launches]:
-    return [getattr(call, "forward", call) for call in one._calls.values()]
+    return [getattr(call, "launches", getattr(call, "forward", call)) for call in one._calls.values()]
 
 
 def same(left: tuple[torch.Tensor, ...], right: tuple[torch.Tensor, ...]) -> bool:
