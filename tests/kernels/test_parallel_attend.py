@@ -70,3 +70,13 @@ def test_hstu(kernels, name, causal):
     q, k, v = operands(of, 2, 2)
     found = room._hstu(q, k, v, of, problem, causal)
     assert torch.allclose(found, room._silu(q, k, v, of, problem, causal), atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [([41], [20]), ([20], [21]), ([33, 0, 17], [9, 8, 17])])
+def test_hstu_over_parts_of_the_keys(kernels, lengths):
+    """Of a step of a ring: more queries than keys, or fewer, and no mask."""
+    of, problem = Sequences(*lengths, device=CPU), problem_of(HSTU, 2)
+    q, k, v = operands(of, 2, 2)
+    found, wanted = room._hstu_parts(q, k, v, of, problem, False), room._silu_parts(q, k, v, of, problem, False)
+    assert torch.allclose(found.sums, wanted.sums, atol=1e-5)
+    assert found.scale == wanted.scale
