@@ -84,6 +84,19 @@ def test_right_on_whatever_is_drawn(function, form, data):
     assert close(computed(form, problem, tensors, world), truth(problem, tensors))
 
 
+def test_on_a_gpu_an_exchange_starts_before_the_next_kernel_takes_all_of_it(monkeypatch):
+    done = []
+    monkeypatch.setattr("torch.distributed.P2POp", lambda *operation: operation)
+    monkeypatch.setattr("torch.distributed.batch_isend_irecv", lambda ops: done.append(f"{len(ops)} messages") or ops)
+    monkeypatch.setattr("torch.cuda._sleep", lambda cycles: done.append("head start"))
+    some, none = torch.zeros(3), torch.zeros(0)
+    for device in ("cuda", "cpu"):
+        group = Group(0, 2, torch.device(device))
+        assert len(group.swap([(1, some), (1, none)], [(1, some)])) == 2
+        assert group.swap([(1, none)], []) == []
+    assert done == ["2 messages", "head start", "2 messages"]
+
+
 class LeavesOut(ring.Form):
     """Does not compute over what arrives in its last step."""
 
