@@ -112,7 +112,7 @@ def _flash(
         batch = len(of.queries)
         q, k, v = (x.unflatten(0, (batch, -1)) for x in (q, k, v))
         out, lse = flash_attention(q, k, v, causal=causal, scale=problem.scale)
-        return out.flatten(0, 1), lse.transpose(0, 1).flatten(1)  # [H, B Sq]; without a copy for one sequence
+        return out.flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()  # [H, B Sq]; one sequence is not copied
     offsets_q, offsets_k = of.offsets
     out, lse = flash_attention(
         q,
