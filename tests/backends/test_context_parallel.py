@@ -33,7 +33,7 @@ def test_these_are_the_backends_of_the_workload():
     [
         ("cp-ulysses", {"nheads": 3}, "nheads=3 is not shared evenly by the ranks; a multiple of world=2"),
         ("cp-ulysses", {"nheads_kv": 1}, "nheads_kv=1 is not shared evenly by the ranks; a multiple of world=2"),
-        ("cp-ring", {"function": "hstu"}, "function=hstu is not computed; softmax"),
+        ("cp-torch", {"function": "hstu"}, "function=hstu is not computed; softmax"),
         ("cp-torch", {"seqlen": 66}, "seqlen=66 is not cut evenly; a multiple of 4 (2 × world)"),
         ("cp-torch", {"nheads_kv": 2}, "nheads_kv=2 is not supported; nheads=4"),
         ("cp-yunchang", {"dtype": "fp32"}, "dtype=fp32 is not supported; fp16, bf16"),

@@ -40,6 +40,15 @@ def test_parts_over_some_keys_give_what_all_keys_give(merge_outputs, merged, row
     assert (lse - wanted_lse).abs().max() < 1e-5
 
 
+def test_the_stride_of_a_single_row_or_head_does_not_count(merge_outputs):
+    out, part = torch.zeros(1, 2, 16), torch.ones(1, 2, 16)
+    lse, part_lse = (torch.zeros(1, 2).T for _ in range(2))
+    assert lse.stride() == (1, 2)
+    merge_outputs(out, lse, part, part_lse)
+    assert torch.equal(out, torch.full((1, 2, 16), 0.5))
+    merge_outputs(torch.zeros(3, 1, 16), torch.zeros(1, 3), torch.zeros(3, 2, 16)[:, :1], torch.zeros(1, 3))
+
+
 @pytest.mark.parametrize("merged", ["kernel", "torch"])
 def test_a_query_that_saw_no_key_takes_the_other_side_or_nothing(merge_outputs, merged):
     out, part = torch.zeros(3, 1, 16), torch.ones(3, 1, 16)

@@ -272,3 +272,60 @@ def test_a_sequence_of_nan_leaves_its_neighbours_alone(kernels):
         for rows in (slice(0, 40), slice(77, None)):
             assert torch.equal(after[name][rows], tensor[rows])
         assert after[name][40:77].isnan().any()
+
+
+def silu_sums(q, k, v, queries, keys, alpha):
+    """Σ SiLU(α q·k) v of each sequence in fp64: every query sees every key."""
+    rows = zip(q.double().split(queries), k.double().split(keys), v.double().split(keys), strict=True)
+    weights = ((torch.einsum("ihd,jhd->hij", a * alpha, b), c) for a, b, c in rows)
+    return torch.cat([torch.einsum("hij,jhd->ihd", torch.nn.functional.silu(s), c) for s, c in weights])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_sums_over_parts_of_the_keys_add_up_to_the_output_over_all_keys(kernels, dtype):
+    """With more queries than keys and fewer, and keys that are missing in one part or in all."""
+    queries, chunks = [40, 3, 7, 5], ([13, 5, 9, 0], [64, 0, 1, 0], [33, 2, 0, 0])
+    torch.manual_seed(0)
+    q = torch.randn(sum(queries), 2, 24).to(dtype)
+    total, wanted = None, torch.zeros(q.shape[0], 2, 40, dtype=torch.float64)
+    for keys in chunks:
+        k, v = (torch.randn(sum(keys), 2, dim).to(dtype) for dim in (24, 40))
+        given = [x.clone() for x in (q, k, v)]
+        parts = kernels.hstu_attention_parts(
+            q,
+            k,
+            v,
+            torch.tensor([0, *keys]).cumsum(0),
+            max(keys),
+            offsets_q=torch.tensor([0, *queries]).cumsum(0),
+            max_seqlen_q=max(queries),
+            alpha=0.3,
+            scaling_seqlen=50,
+        )
+        assert all(map(torch.equal, given, (q, k, v)))
+        assert parts.sums.dtype == torch.float32
+        sums = parts.sums[..., :40]  # columns up to those of a tile are not written
+        assert (sums[:, 0] - silu_sums(q, k, v, queries, keys, 0.3)).abs().max() < (
+            1e-4 if dtype.itemsize == 4 else 0.05
+        )
+        total = parts.sums if total is None else total.add_(parts.sums)
+        wanted += silu_sums(q, k, v, queries, keys, 0.3) / 50
+    out = torch.full(wanted.shape, torch.nan, dtype=dtype)
+    kernels.hstu_sum(parts._replace(sums=total), out)
+    assert torch.equal(out, (total[:, 0, :, :40] * parts.scale).to(dtype))
+    assert (out - wanted).abs().max() < (1e-5 if dtype.itemsize == 4 else 2e-3)
+
+
+def test_sums_without_queries_without_gradients_and_into_what_does_not_fit(kernels):
+    q, offsets = torch.zeros(4, 1, 16), torch.tensor([0, 4])
+    none = kernels.hstu_attention_parts(q[:0], q, q, offsets, 4, offsets_q=torch.tensor([0, 0]), max_seqlen_q=0)
+    kernels.hstu_sum(none, q[:0])
+    parts = kernels.hstu_attention_parts(q, q, q, offsets, 4, causal=True)
+    with pytest.raises(ValueError, match=r"^hstu_sum: parts=\(4, 1, 1, 16\) does not fit; contiguous \(3, 1, 1, 16\)$"):
+        kernels.hstu_sum(parts, q[:3])
+    with pytest.raises(ValueError, match=r"^hstu_sum: out\.stride=\(2, 1, 2\) has gaps; contiguous$"):
+        kernels.hstu_sum(parts, torch.zeros(4, 1, 32)[:, :, ::2].as_strided((4, 1, 16), (2, 1, 2)))
+    with pytest.raises(
+        ValueError, match=r"^hstu_attention_parts: v needs a gradient, which is not computed; a detached"
+    ):
+        kernels.hstu_attention_parts(q, q, q.clone().requires_grad_(), offsets, 4)

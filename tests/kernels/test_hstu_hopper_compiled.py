@@ -30,8 +30,11 @@ takes seconds.  One of each dim by the pinned, the first of them where no work i
 and, with `MORE`, all."""
 
 
-def job_of(dim, config, every_mask, batch=BATCH):
-    """What the launcher launches; of a batch of 1 one job, which is not drawn."""
+def job_of(dim, config, every_mask, batch=BATCH, *, sums=None):
+    """What the launcher launches; of a batch of 1 one job, which is not drawn.
+
+    With `sums` partial sums: over its "own" keys under a causal mask, or over "other" keys without one.
+    """
     heads, seqlen = (HEADS, SEQLEN) if batch > 1 else (1, 64)
 
     def offsets(length):
@@ -40,20 +43,20 @@ def job_of(dim, config, every_mask, batch=BATCH):
     q, k, v, out = (torch.empty(batch * seqlen, heads, dim, dtype=torch.bfloat16, device="meta") for _ in range(4))
     problem = Problem(
         offsets=offsets(batch + 1),
-        offsets_q=offsets(batch + 1) if every_mask else None,
+        offsets_q=offsets(batch + 1) if every_mask or sums == "other" else None,
         num_targets=offsets(batch) if every_mask else None,
         max_seqlen=seqlen,
         max_seqlen_q=seqlen,
         alpha=0.1,
         scaling_seqlen=seqlen,
-        causal=True,
+        causal=sums != "other",
         contextual_len=8 if every_mask else 0,
         max_attn_len=100 if every_mask else None,
     )
     with recorded(hstu_dense_forward, "hstu_hopper_forward", capability=90) as jobs:
-        hstu_dense_forward.launch_forward(q, k, v, out, problem, config)
+        hstu_dense_forward.launch_forward(q, k, v, None if sums else out, problem, config)
     (job,) = jobs
-    return replace(job, label=f"d{dim} {config} {every_mask} {batch}")
+    return replace(job, label=f"d{dim} {config} {every_mask} {batch}" + (f" {sums}" if sums else ""))
 
 
 def faults(one, dim, config, *, every_mask, version):
@@ -98,6 +101,21 @@ def test_nothing_spills_and_silu_runs_beside_products(version):
         job.label: wrong
         for job, (dim, config, every_mask, *_) in zip(made, shapes, strict=True)
         if (wrong := faults(found[job.label], dim, config, every_mask=every_mask, version=version))
+    }
+
+
+@pytest.mark.parametrize("version", ["pinned", "3.6"])
+def test_partial_sums_too(version):
+    if version not in tritons():
+        pytest.skip(NO_OLDEST)
+    config = ForwardConfig.parse(next(row["config"] for row in TABLE.rows("hopper_forward") if row["dim"] == 128))
+    made = [job_of(128, config, False, sums=keys) for keys in ("own", "other")]
+    assert all(job.constants["META"]["SPLIT"] for job in made)
+    found = compile_with({version: tritons()[version]}, made)[version]
+    assert not {
+        label: wrong
+        for label, one in found.items()
+        if (wrong := faults(one, 128, config, every_mask=False, version=version))
     }
 
 

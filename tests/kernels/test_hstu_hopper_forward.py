@@ -13,8 +13,8 @@ from attnbench.backends.base import Budget
 from attnbench.check.compare import compare, make_truth
 from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
 from attnbench.kernels.hstu.dense.configs import ForwardConfig, hopper_fault
-from attnbench.kernels.hstu.dense.parts import workspace_shape
 from attnbench.kernels.hstu.dense.problem import Problem
+from attnbench.kernels.shared.tiling import block_of
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD
 from attnbench.workloads.hstu.inputs import make_inputs, torch_dtype
@@ -107,7 +107,7 @@ def _plain_sum(monkeypatch):
     monkeypatch.setattr(
         hstu_dense_forward,
         "workspace_of",
-        lambda out, parts: None if parts == 1 else torch.full(workspace_shape(out.shape, parts), torch.nan),
+        lambda q, linear_dim, parts: torch.full((*q.shape[:1], parts, q.shape[1], block_of(linear_dim)), torch.nan),
     )
 
 
@@ -258,3 +258,31 @@ def test_a_refusal_is_one_line_and_nothing_else_runs_instead():
     odd = torch.empty(40, 1, 20, dtype=torch.bfloat16)[:, :, :16]
     with pytest.raises(ValueError, match=r"^hstu_attention: k\.stride=\(20, 20, 1\) is not a multiple of 16 bytes"):
         run(case, replace(inputs, k=odd), TWO)
+
+
+@pytest.mark.parametrize("cut", ["two", "three", "deep-three", "parts"])
+def test_sums_over_some_keys_of_more_queries_than_keys_and_of_fewer(cut):
+    queries, keys, heads = [200, 1, 70, 3], [65, 130, 0, 1], 2
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(sum(rows), heads, 16).bfloat16() for rows in (queries, keys, keys))
+    problem = Problem(
+        offsets=torch.tensor([0, *keys]).cumsum(0),
+        offsets_q=torch.tensor([0, *queries]).cumsum(0),
+        num_targets=None,
+        max_seqlen=max(keys),
+        max_seqlen_q=max(queries),
+        alpha=0.3,
+        scaling_seqlen=9,
+        causal=False,
+        contextual_len=0,
+        max_attn_len=None,
+    )
+    with machine_runs(hstu_dense_forward, "hstu_hopper_forward", seed=1):
+        sums = hstu_dense_forward.launch_forward(q, k, v, None, problem, ForwardConfig(**CUTS[cut]))
+    out = torch.full(q.shape, torch.nan)
+    hstu_dense_forward.launch_sum(sums, out, 1.0, hopper=True)
+    rows = zip(q.split(queries), k.split(keys), v.split(keys), strict=True)
+    scores = ((0.3 * torch.einsum("ihd,jhd->hij", a.double(), b.double()), c.double()) for a, b, c in rows)
+    wanted = torch.cat([torch.einsum("hij,jhd->ihd", torch.nn.functional.silu(s), c) for s, c in scores])
+    assert sums.dtype == torch.float32
+    assert (out - wanted).abs().max() < 0.2, "weights are rounded to bf16"

@@ -24,11 +24,13 @@ CASES = {
     "jagged": {"batch": 5, "seqlen": 3000, "lengths": "3000:129:1:63:700", "causal": True},
     "jagged-full": {"batch": 3, "seqlen": 2000, "lengths": "2000:129:1"},
     "hstu": {"function": "hstu", "batch": 1, "seqlen": 1003, "causal": True},
-    "hstu-full": {"function": "hstu", "batch": 1, "seqlen": 1000},
+    "hstu-full": {"function": "hstu", "batch": 1, "seqlen": 1001},
+    "hstu-narrow": {"function": "hstu", "batch": 1, "seqlen": 1003, "headdim": 24, "causal": True},
+    "hstu-portable": {"function": "hstu", "batch": 1, "seqlen": 1003, "headdim": 20, "dtype": "fp16", "causal": True},
     "hstu-jagged": {"function": "hstu", "batch": 4, "seqlen": 3000, "lengths": "3000:0:129:700", "causal": True},
 }
 NAMES = ("cp-one", "cp-ulysses", "cp-allgather", "cp-ring", "cp-torch")
-TAKES_ALL = ("cp-one", "cp-ulysses", "cp-allgather")
+TAKES_ALL = ("cp-one", "cp-ulysses", "cp-allgather", "cp-ring")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,6 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import Parts
 from attnbench.parallel.problem import HSTU, Problem
 
 
@@ -75,6 +76,33 @@ def attend(
     return (_plain if q.device.type == "cpu" else _flash)(q, k, v, of, problem, causal)
 
 
+def attend_parts(q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, *, causal: bool) -> Parts:
+    """Compute HSTU attention over some of the keys, without dividing or rounding it.
+
+    Args:
+        q: [Tq, H, D], the last dimension contiguous.
+        k: [Tk, H, D].
+        v: [Tk, H, D].
+        of: their sequences, of which without a mask each may have more queries than keys.
+        problem: function, scale, divisor: those of the whole problem.
+        causal: hide keys after a query's own position.
+
+    Returns:
+        fp32 [Tq, parts, H, dim], with what `sum_parts` needs to make the output of them.
+    """
+    return (_silu_parts if q.device.type == "cpu" else _hstu_parts)(q, k, v, of, problem, causal)
+
+
+def sum_parts(parts: Parts, out: Tensor) -> None:
+    """Write the sum of parts to `out` [T, H, D], contiguous: added in fp32, divided, and rounded once."""
+    if out.device.type == "cpu":
+        out.copy_(parts.sums.sum(1) * parts.scale)
+        return
+    from attnbench.kernels.hstu.dense.api import hstu_sum
+
+    hstu_sum(parts, out)
+
+
 def _flash(
     q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, causal: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -84,7 +112,7 @@ def _flash(
         batch = len(of.queries)
         q, k, v = (x.unflatten(0, (batch, -1)) for x in (q, k, v))
         out, lse = flash_attention(q, k, v, causal=causal, scale=problem.scale)
-        return out.flatten(0, 1), lse.transpose(0, 1).flatten(1)  # [H, B Sq]; without a copy for one sequence
+        return out.flatten(0, 1), lse.transpose(0, 1).flatten(1).contiguous()  # [H, B Sq]; one sequence is not copied
     offsets_q, offsets_k = of.offsets
     out, lse = flash_attention(
         q,
@@ -118,7 +146,25 @@ def _hstu(q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, caus
     )
 
 
-def _parts(
+def _hstu_parts(q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, causal: bool) -> Parts:
+    from attnbench.kernels.hstu.dense.api import hstu_attention_parts
+
+    offsets_q, offsets_k = of.offsets
+    return hstu_attention_parts(
+        q,
+        k,
+        v,
+        offsets_k,
+        max(of.keys),
+        offsets_q=None if of.queries == of.keys else offsets_q,
+        max_seqlen_q=max(of.queries),
+        alpha=problem.scale,
+        scaling_seqlen=problem.divisor,
+        causal=causal,
+    )
+
+
+def _sequences(
     q: Tensor, k: Tensor, v: Tensor, of: Sequences, causal: bool
 ) -> list[tuple[slice, Tensor, Tensor, Tensor | None]]:
     """Return for each sequence: its queries, unscaled scores [H, Sq, Sk] in fp32, values [H, Sk, D], and the mask."""
@@ -139,7 +185,7 @@ def _plain(
     q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, causal: bool
 ) -> tuple[Tensor, Tensor | None]:
     out, lse = torch.zeros_like(q), q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
-    for rows, scores, values, hidden in _parts(q, k, v, of, causal):
+    for rows, scores, values, hidden in _sequences(q, k, v, of, causal):
         if not values.shape[1]:
             continue
         scores = scores * problem.scale
@@ -151,10 +197,16 @@ def _plain(
 
 
 def _silu(q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, causal: bool) -> Tensor:
-    out = torch.zeros_like(q)
-    for rows, scores, values, hidden in _parts(q, k, v, of, causal):
+    out = torch.empty_like(q)
+    sum_parts(_silu_parts(q, k, v, of, problem, causal), out)
+    return out
+
+
+def _silu_parts(q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, causal: bool) -> Parts:
+    out = q.new_zeros(q.shape, dtype=torch.float32)
+    for rows, scores, values, hidden in _sequences(q, k, v, of, causal):
         weights = torch.nn.functional.silu(scores * problem.scale)
         if hidden is not None:
             weights = weights.masked_fill(hidden, 0.0)
-        out[rows] = (weights @ values / problem.divisor).transpose(0, 1).to(q.dtype)
-    return out
+        out[rows] = (weights @ values).transpose(0, 1)
+    return Parts(out[:, None], 1 / problem.divisor, shuffled=False)

@@ -17,7 +17,7 @@ from attnbench.machine.link_rank import ON_ONE_HOST
 from attnbench.parallel.problem import Problem
 
 LEAD_S = 1e-4
-"Head start of the host over the device, in addition to the time that the last call took to queue."
+"Head start of the host over the device, in addition to the time that the last such call took to queue."
 MOST_LEAD_S = 0.05
 WORDS = 400
 
@@ -40,7 +40,8 @@ class Rank:
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=len(devices))
         self.group = Group(rank, len(devices), torch.device(str(self.device)))
         self.token = torch.ones(1, device=self.group.device)
-        self.queued_s = 0.0
+        self.queued_s: dict[str | None, float] = {}
+        "how long the last call, or of each phase, took to queue"
         size = 2 * (l2_bytes(self.device) or 0) if self.device.on_gpu else 0
         self.flush = torch.empty(size, dtype=torch.uint8, device=self.group.device)
 
@@ -74,7 +75,7 @@ class Rank:
 
     def run(self, phase: str | None) -> dict[str, Any]:
         """Time one call, or a phase of it."""
-        return {"ms": self._timed(self.form.run if phase is None else self.phases[phase])}
+        return {"ms": self._timed(self.form.run if phase is None else self.phases[phase], phase)}
 
     def collect(self) -> dict[str, Any]:
         """Write this rank's rows of the output, and overwrite its own."""
@@ -89,11 +90,12 @@ class Rank:
     def close(self) -> dict[str, Any]:
         """Free the problem and its memory."""
         del self.form, self.whole, self.phases
+        self.queued_s.clear()
         if self.device.on_gpu:
             self.torch.cuda.empty_cache()
         return {}
 
-    def _timed(self, call: Callable[[], Any]) -> float:
+    def _timed(self, call: Callable[[], Any], phase: str | None) -> float:
         """Return milliseconds from the barrier on; on a GPU device time, with caches flushed before."""
         if not self.device.on_gpu:
             self.dist.all_reduce(self.token)
@@ -104,14 +106,15 @@ class Rank:
         self.flush.zero_()
         # The device is held until the host has queued the whole call; the barrier follows in the stream.
         khz = getattr(cuda.get_device_properties(self.group.device), "clock_rate", 0) or 2_000_000
-        cuda._sleep(int(min(MOST_LEAD_S, 1.2 * self.queued_s + LEAD_S) * 1e3 * khz))
+        queued_s = self.queued_s.get(phase, max(self.queued_s.values(), default=0.0))
+        cuda._sleep(int(min(MOST_LEAD_S, 1.2 * queued_s + LEAD_S) * 1e3 * khz))
         self.dist.all_reduce(self.token)
         start, end = (cuda.Event(enable_timing=True) for _ in range(2))
         began = time.perf_counter()
         start.record()
         call()
         end.record()
-        self.queued_s = time.perf_counter() - began
+        self.queued_s[phase] = time.perf_counter() - began
         cuda.synchronize()
         return float(start.elapsed_time(end))
 

@@ -4,8 +4,8 @@ First each rank computes attention over its own rows: whole sequences, and both 
 launch under the causal mask (its later chunk sees all of its earlier one).  At step i it has the chunks of rank r - i.
 If that is an earlier rank, all its queries see the first chunk; if it is a later one, the queries of its own second
 chunk see both, without a mask.  Chunks that are not visible are not sent.  Every chunk is sent directly to its readers
-and not forwarded.  Outputs are merged by their log-sum-exp in fp32.  The exchange of step i + 1 starts before the
-attention of step i.
+and not forwarded.  Outputs are merged by the function's rule (`parallel/merge`): softmax by log-sum-exps, HSTU by adding
+sums.  The exchange of step i + 1 starts before the attention of step i.
 (Liu et al. 2023, arXiv:2310.01889; zigzag as in Brandon et al. 2023, arXiv:2311.09431.)
 """
 
@@ -17,16 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.parallel.attend import Sequences, attend
+from attnbench.parallel.attend import Sequences
 from attnbench.parallel.deal import Rows, deal
 from attnbench.parallel.form import Group, ParallelForm, wait
 from attnbench.parallel.forms.allgather import dealt
-from attnbench.parallel.merge import merge
+from attnbench.parallel.merge import MERGED, Merged, Own
 from attnbench.parallel.problem import Problem
 
 
 class Form(ParallelForm):
-    """Softmax only: outputs of other functions cannot be merged by log-sum-exp."""
+    """Whole sequences are assigned by work; cut ones have two chunks per rank."""
 
     title = "ring, zigzag"
 
@@ -34,11 +34,13 @@ class Form(ParallelForm):
         self.deal = deal(problem.lengths, group.world, causal=problem.causal)
         super().__init__(problem, group)
         rank = group.rank
-        self.of_own = Sequences(self.deal.local_lengths(rank), device=group.device)
-        self.whole = sum(problem.lengths[one] for one in self.deal.whole[rank])
+        lengths, count = self.deal.local_lengths(rank), len(self.deal.whole[rank])
+        self.own = Own.of(lengths[:count], lengths[count:], group.device)
+        self.whole = sum(lengths[:count])
         self.places = self._places()
         self.steps = range(1, group.world if self.deal.cut else 1)
         self.incoming = {step: self._incoming((rank - step) % group.world) for step in self.steps}
+        self.launches = {step: self._launches(step) for step in self.steps}
 
     def rows(self) -> list[Rows]:
         """As assigned by `deal`."""
@@ -47,13 +49,12 @@ class Form(ParallelForm):
     def run(self) -> None:
         """Compute attention step by step, with the next exchange in flight."""
         works = self._begin(1)
-        out, lse = attend(self.q, self.k, self.v, self.of_own, self.problem, causal=self.problem.causal)
-        assert lse is not None
+        merged = self._over_own()
         for step in self.steps:
             wait(works)
             works = self._begin(step + 1)
-            self._add(step, out, lse)
-        self.out = out
+            self._add(step, merged)
+        self.out = merged.finish()
 
     def phases(self) -> Mapping[str, Callable[[], Any]]:
         """Exchange and attention; there is no permute, and merging is part of attention."""
@@ -63,10 +64,10 @@ class Form(ParallelForm):
                 wait(self._begin(step))
 
         def attention() -> None:
-            out, lse = attend(self.q, self.k, self.v, self.of_own, self.problem, causal=self.problem.causal)
-            assert lse is not None
+            merged = self._over_own()
             for step in self.steps:
-                self._add(step, out, lse)
+                self._add(step, merged)
+            merged.finish()
 
         return {"exchange": exchange, "attention": attention}
 
@@ -117,14 +118,22 @@ class Form(ParallelForm):
         to, source = (rank + step) % world, (rank - step) % world
         return self.group.swap([(to, x) for x in self._outgoing(to)], [(source, x) for x in self.incoming[step]])
 
-    def _add(self, step: int, out: Tensor, lse: Tensor) -> None:
-        """Compute attention over the chunks of a step and merge the result."""
+    def _launches(self, step: int) -> list[tuple[slice, Tensor, Tensor, Sequences]]:
+        """Of a step: for each cut sequence the rows whose queries see what arrives, its keys and values, and the lengths."""
         rank, arrived = self.group.rank, self.incoming[step]
         later = self.problem.causal and (rank - step) % self.group.world > rank
+        found = []
         for (start, middle, end), k, v in zip(self.places, arrived[::2], arrived[1::2], strict=True):
             rows = slice(middle if later else start, end)
-            of = Sequences([rows.stop - rows.start], [k.shape[0]], device=self.group.device)
-            if not of.empty and k.shape[0]:
-                part, part_lse = attend(self.q[rows], k, v, of, self.problem, causal=False)
-                assert part_lse is not None
-                merge(out[rows], lse[:, rows], part, part_lse)
+            if rows.stop > rows.start and k.shape[0]:
+                of = Sequences([rows.stop - rows.start], [k.shape[0]], device=self.group.device)
+                found.append((rows, k, v, of))
+        return found
+
+    def _over_own(self) -> Merged:
+        return MERGED[self.problem.function](self.q, self.k, self.v, self.out, self.own, self.problem)
+
+    def _add(self, step: int, merged: Merged) -> None:
+        """Compute attention over the chunks of a step and merge the result."""
+        for rows, k, v, of in self.launches[step]:
+            merged.add(rows, self.q[rows], k, v, of)

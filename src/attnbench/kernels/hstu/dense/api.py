@@ -20,8 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.dense.backward import launch_backward, workspace_shape
-from attnbench.kernels.hstu.dense.calls import HstuAttention, call_of, configs_of, default_backward, default_forward
+from attnbench.kernels.hstu.dense.calls import (
+    HstuAttention,
+    attend_parts,
+    call_of,
+    configs_of,
+    default_backward,
+    default_forward,
+)
 from attnbench.kernels.hstu.dense.configs import (
     BackwardConfig,
     ColumnConfig,
@@ -32,9 +40,11 @@ from attnbench.kernels.hstu.dense.configs import (
 )
 from attnbench.kernels.hstu.dense.forward import launch_forward
 from attnbench.kernels.hstu.dense.operators import FORWARD
+from attnbench.kernels.hstu.dense.parts import launch_sum
 from attnbench.kernels.hstu.dense.problem import WHO, Problem, check_tensors, check_values
 from attnbench.kernels.shared.limits import check_flags
 from attnbench.kernels.shared.operators import cast, needs_graph, needs_operator, refuse_in_operator
+from attnbench.kernels.shared.tiling import block_of
 
 __all__ = [
     "BackwardConfig",
@@ -50,6 +60,8 @@ __all__ = [
     "default_forward",
     "forward_config",
     "hstu_attention",
+    "hstu_attention_parts",
+    "hstu_sum",
     "launch_backward",
     "launch_forward",
     "workspace_shape",
@@ -136,3 +148,78 @@ def hstu_attention(
     (found,) = call.forward(q, k, v, *table)
     assert found is not None
     return found
+
+
+def hstu_attention_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    max_seqlen: int,
+    *,
+    offsets_q: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    alpha: float | None = None,
+    scaling_seqlen: int | None = None,
+    causal: bool = False,
+) -> Parts:
+    """Attention over some of each sequence's keys, before it is rounded: sums to which those over other keys are added.
+
+    SiLU attention has no normaliser that depends on the keys, so the sums over parts of the keys add up to the output
+    over all of them.  Forward only.  The call does not synchronize with the device.
+
+    Args:
+        q: [Tq, H, D], sequences packed one after another.
+        k: [Tk, H, D], some keys of each sequence.
+        v: [Tk, H, Dv].
+        offsets: int [B + 1]; sequence b has the keys [b] to [b + 1].
+        max_seqlen: upper bound of the keys of a sequence.
+        offsets_q: the same for queries; None: as for keys.  Without a mask there may be more queries than keys; with
+            causal=True queries are the last rows of their sequence, and at most as many.
+        max_seqlen_q: upper bound of the queries of a sequence; None: max_seqlen.
+        alpha: factor of the scores; None: 1 / sqrt(D).
+        scaling_seqlen: N, divisor of the sum: that of the whole sequences; None: max_seqlen.
+        causal: a row sees no later key.
+
+    Returns:
+        Unscaled sums, fp32 [Tq, parts, H, dim], and the factor 1 / N.  They may be added to others of the same q, whose order
+        of columns is the same, and are for `hstu_sum`.
+
+    Raises:
+        ValueError: an argument cannot be used; the message names it, its value and what is accepted.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if needs_graph(x):
+            raise ValueError(f"hstu_attention_parts: {name} needs a gradient, which is not computed; a detached tensor")
+    return attend_parts(
+        q=q,
+        k=k,
+        v=v,
+        offsets=offsets,
+        offsets_q=offsets_q,
+        max_seqlen=max_seqlen,
+        max_seqlen_q=max_seqlen_q,
+        alpha=alpha,
+        scaling_seqlen=scaling_seqlen,
+        causal=causal,
+    )
+
+
+def hstu_sum(parts: Parts, out: Tensor) -> None:
+    """Write the sum of parts to an output: added in fp32 in their order, scaled, and rounded once.
+
+    Args:
+        parts: of `hstu_attention_parts`, contiguous.
+        out: [Tq, H, Dv], contiguous; overwritten.
+
+    Raises:
+        ValueError: the shapes do not fit, or a tensor is not contiguous.
+    """
+    rows, heads, dim = out.shape
+    shape = rows, parts.sums.shape[1], heads, block_of(dim)
+    if tuple(parts.sums.shape) != shape or not parts.sums.is_contiguous():
+        raise ValueError(f"hstu_sum: parts={tuple(parts.sums.shape)} does not fit; contiguous {shape}")
+    if not out.is_contiguous():
+        raise ValueError(f"hstu_sum: out.stride={out.stride()} has gaps; contiguous")
+    if out.numel():
+        launch_sum(parts.sums, out, parts.scale, hopper=parts.shuffled)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from attnbench.kernels.hstu.arguments import Parts
 from attnbench.kernels.hstu.dense.backward import launch_backward, workspace_shape
 from attnbench.kernels.hstu.dense.configs import (
     BackwardConfig,
@@ -135,8 +136,7 @@ class Call:
     __slots__ = ("backward", "config", "forward", "problem_at")
 
     def __init__(self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig) -> None:
-        numbers = {name: getattr(problem, name) for name in Problem.__slots__ if name not in TABLE}
-        self.problem_at, self.config = partial(Problem, **numbers), backward
+        self.problem_at, self.config = _without_tensors(problem), backward
         self.forward = Launches(partial(_run_forward, self.problem_at, forward))
         self.backward: Kept[tuple[tuple[int, ...], Launches]] = Kept()
         "keyed by `facts_of` the tensors: numbers of those that are copied first, and the launches"
@@ -158,6 +158,11 @@ class Call:
 
 
 CALLS: Kept[Call] = Kept()
+
+
+def _without_tensors(problem: Problem) -> Callable[..., Problem]:
+    """The problem as a function of its tensors, which are arguments of a repeated call."""
+    return partial(Problem, **{name: getattr(problem, name) for name in Problem.__slots__ if name not in TABLE})
 
 
 def _run_forward(
@@ -345,3 +350,73 @@ def _configs(
             "columns and rows, or None",
         )
     return forward, backward
+
+
+class _PartsCall(NamedTuple):
+    """A call that returns partial sums."""
+
+    launches: Launches
+    scale: float
+    shuffled: bool
+
+
+PARTS: Kept[_PartsCall] = Kept()
+
+
+def attend_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    offsets_q: Tensor | None,
+    max_seqlen: int,
+    max_seqlen_q: int | None,
+    alpha: float | None,
+    scaling_seqlen: int | None,
+    causal: bool,
+) -> Parts:
+    """The partial sums of these arguments of `hstu_attention_parts`, by its tuned default configuration.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    key = (
+        facts_of(q, k, v, offsets, offsets_q, jagged=range(3)),
+        exact(max_seqlen, max_seqlen_q, alpha, scaling_seqlen, causal),
+    )
+    call = PARTS.get(key)
+    if call is None:
+        problem = problem_of(
+            q=q,
+            k=k,
+            v=v,
+            offsets=offsets,
+            offsets_q=offsets_q,
+            num_targets=None,
+            max_seqlen=max_seqlen,
+            max_seqlen_q=max_seqlen_q,
+            alpha=alpha,
+            scaling_seqlen=scaling_seqlen,
+            causal=causal,
+            contextual_len=0,
+            max_attn_len=None,
+        )
+        check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
+        config = default_forward(q, k, v, problem.max_seqlen)
+        launches = Launches(partial(_run_parts, _without_tensors(problem), config))
+        call = PARTS.keep(key, _PartsCall(launches, 1 / problem.scaling_seqlen, config.hopper))
+    (sums,) = call.launches(q, k, v, offsets, offsets_q)
+    assert sums is not None
+    return Parts(sums, call.scale, call.shuffled)
+
+
+def _run_parts(
+    problem_at: Callable[..., Problem],
+    config: ForwardConfig,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    offsets_q: Tensor | None,
+) -> Results:
+    return (launch_forward(q, k, v, None, problem_at(offsets=offsets, offsets_q=offsets_q, num_targets=None), config),)

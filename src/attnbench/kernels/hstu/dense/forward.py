@@ -22,7 +22,9 @@ LARGEST_ITEMS = 2**31
 "Most work items of a launch: kernels number them in 32 bits."
 
 
-def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
+def launch_forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, problem: Problem, config: ForwardConfig
+) -> Tensor | None:
     """Compute `out` [Tq, H, Dv] without synchronizing with the device.
 
     Allocates only the four-byte counter of the tile scheduler, and fp32 partial sums where keys are split.
@@ -31,20 +33,23 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         q: [Tq, H, D], last dim contiguous, also for the others.
         k: [Tk, H, D].
         v: [Tk, H, Dv].
-        out: like v with the rows of q; every row is written.
+        out: like v with the rows of q; every row is written.  None: return the partial sums instead.
         problem: sequences, mask and factors; already checked.
         config: tiles and code path.
+
+    Returns:
+        Without `out` the partial sums, not yet scaled: fp32 [Tq, parts, H, dim], padded to the columns of a tile, in the
+        Hopper kernel's order of columns if the configuration selects that.
 
     Raises:
         ValueError: the Hopper path was requested and does not support something; the message says what.
     """
     (_, heads, attn_dim), linear_dim = q.shape, v.shape[2]
     tiles, pairs = -(-problem.max_seqlen_q // config.block_m), problem.batch * heads
-    if tiles * pairs == 0 or out.numel() == 0:
-        return
+    if tiles * pairs == 0 or q.shape[0] * heads * linear_dim == 0:
+        return workspace_of(q, linear_dim, 1) if out is None else None
     if config.hopper:
-        _launch_hopper(q, k, v, out, problem, config)
-        return
+        return _launch_hopper(q, k, v, out, problem, config)
     if config.parts is not None:
         raise wrong(
             "forward.parts",
@@ -54,19 +59,21 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         )
     tma = config.loads == "tma" and takes_tma(k) and takes_tma(v)
     k_desc, v_desc = (descriptor(x, config.block_n, block_of(x.shape[2])) if tma else None for x in (k, v))
+    workspace = workspace_of(q, linear_dim, 1) if out is None else None
+    into, scale = (out, 1 / problem.scaling_seqlen) if workspace is None else (workspace[:, 0], 1.0)
     launch(
         hstu_dense_forward,
         (tiles * pairs,),
         q_ptr=q,
         k_ptr=k,
         v_ptr=v,
-        out_ptr=out,
+        out_ptr=into,
         k_desc=k_desc,
         v_desc=v_desc,
         sequences=problem.sequences(),
-        strides=ForwardStrides(*map(RowStrides.of, (q, k, v, out))),
+        strides=ForwardStrides(*map(RowStrides.of, (q, k, v, into))),
         half_alpha=problem.alpha / 2,
-        scale=1 / problem.scaling_seqlen,
+        scale=scale,
         heads=heads,
         pairs=pairs,
         tiles=tiles,
@@ -82,10 +89,13 @@ def launch_forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         ),
         **config.options(),
     )
+    return workspace
 
 
-def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Problem, config: ForwardConfig) -> None:
-    """Launch the kernel for sm_90 on tensors that are not empty.
+def _launch_hopper(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, problem: Problem, config: ForwardConfig
+) -> Tensor | None:
+    """Launch the kernel for sm_90 on tensors that are not empty; return the partial sums if there is no `out`.
 
     Raises:
         ValueError: the card, the dtype, a dim or the strides of a tensor are not supported; the message says which.
@@ -97,7 +107,7 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     if fault:
         raise wrong("forward.order", config.order, fault, "another order")
     for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
-        if not is_rows(x):
+        if x is not None and not is_rows(x):
             raise wrong(
                 f"{name}.stride",
                 x.stride(),
@@ -108,7 +118,7 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
     block_d, block_v = block_of(attn_dim), block_of(linear_dim)
     group = group_of(problem.max_seqlen * (attn_dim + linear_dim) * k.element_size(), config.section_mib, pairs)
     parts = _parts(q, v, problem, config, tiles * pairs)
-    workspace = workspace_of(out, parts)
+    workspace = workspace_of(q, linear_dim, parts) if parts > 1 or out is None else None
     programs, counter = grid_of(tiles * pairs * parts, q)
     launch(
         hstu_hopper_forward,
@@ -116,7 +126,7 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         q_desc=rows_of(q, ROWS.value, block_d),
         k_desc=rows_of(k, config.block_n, block_d),
         v_desc=rows_of(v, config.block_n, block_v),
-        out_desc=rows_of(out, ROWS.value, block_v) if workspace is None else None,
+        out_desc=rows_of(out, ROWS.value, block_v) if out is not None and workspace is None else None,
         parts_ptr=workspace,
         counter_ptr=counter,
         sequences=problem.sequences(),
@@ -138,8 +148,11 @@ def _launch_hopper(q: Tensor, k: Tensor, v: Tensor, out: Tensor, problem: Proble
         num_warps=4,
         launch_pdl=workspace is not None,
     )
+    if out is None:
+        return workspace
     if workspace is not None:
         launch_sum(workspace, out, 1 / problem.scaling_seqlen, hopper=True)
+    return None
 
 
 def _parts(q: Tensor, v: Tensor, problem: Problem, config: ForwardConfig, items: int) -> int:

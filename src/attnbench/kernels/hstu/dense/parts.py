@@ -134,10 +134,9 @@ def workspace_shape(shape: Sequence[int], parts: int) -> tuple[int, ...] | None:
     return (rows, parts, heads, block_of(dim)) if parts > 1 else None
 
 
-def workspace_of(out: Tensor, parts: int) -> Tensor | None:
-    """Allocate the partial sums of an output [rows, heads, dim]; None if keys are not split."""
-    shape = workspace_shape(out.shape, parts)
-    return None if shape is None else empty((rows_in(out), *shape[1:]), out, torch.float32)
+def workspace_of(q: Tensor, linear_dim: int, parts: int) -> Tensor:
+    """Allocate the fp32 partial sums [rows, parts, heads, dim] of the rows and heads of `q`, dims padded to a tile's."""
+    return empty((rows_in(q), parts, q.shape[1], block_of(linear_dim)), q, torch.float32)
 
 
 def launch_sum(workspace: Tensor, out: Tensor, scale: float, *, hopper: bool) -> None:
