@@ -11,6 +11,7 @@ takes a quarter of a test's time, and does not undo all of it, after which nothi
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,7 +111,7 @@ def _of_a_shape_before(make: Any) -> Any:
     known: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def copied(self: Any, handle: Any, of: Any) -> None:
-        shape = tuple(of.shape) if of.is_block() else ()
+        shape = tuple(of.shape.values) if of.is_block() else ()
         if shape in known:
             vars(self).update(known[shape], handle=handle, type=of, dtype=of.scalar)
         else:
@@ -118,6 +119,97 @@ def _of_a_shape_before(make: Any) -> Any:
             known[shape] = {name: value for name, value in vars(self).items() if name in ("shape", "numel")}
 
     return copied
+
+
+def _unwrapped(unwrap: Any, whole: frozenset[type]) -> Any:
+    """The function that takes values out of `constexpr` and containers; values of the types `whole` are neither."""
+    return lambda value: value if type(value) in whole else unwrap(value)
+
+
+def _equal(equal: Any) -> Any:
+    """Equality of types, most of which are the same object."""
+    return lambda self, other: self is other or equal(self, other)
+
+
+def _broadcast(broadcast: Any) -> Any:
+    """The broadcast of two tiles, which compares extent by extent."""
+
+    def of_one_shape(self: Any, left: Any, right: Any) -> Any:
+        first, second = left.type, right.type
+        if first.is_block() == second.is_block() and (
+            not first.is_block() or first.shape.values == second.shape.values
+        ):
+            return left, right
+        return broadcast(self, left, right)
+
+    return of_one_shape
+
+
+def _operands(convert: Any, tile: type) -> Any:
+    """The conversion of two operands to one type: a number becomes a tile of it once, and tiles of one type stay."""
+    known: dict[Any, Any] = {}
+
+    def number(self: Any, value: Any, dtype: Any) -> Any:
+        """The type that a tile of `dtype` and a number have together, and the number as a tile of it."""
+        key = dtype.name, type(value), value, math.copysign(1, value)
+        if key not in known:
+            common = self.computation_type_impl(dtype, False, self.to_tensor_type(value), True, False)
+            known[key] = common, self._cast_to_computation_type(value, common)
+            known[key][1].handle.data.flags.writeable = False  # one for all kernels
+        return known[key]
+
+    def converted(
+        self: Any,
+        left: Any,
+        right: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> Any:
+        if not arithmetic_check or div_or_mod:
+            return convert(self, left, right, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+        kinds = type(left), type(right)
+        if kinds[0] is tile and not left.dtype.is_ptr():
+            if kinds[1] in (int, float):
+                common, right = number(self, right, left.dtype)
+                return self.broadcast_impl_value(self.cast(left, common), right)
+            if kinds[1] is tile and left.dtype is right.dtype:
+                return self.broadcast_impl_value(left, right)
+        elif kinds[0] in (int, float) and kinds[1] is tile and not right.dtype.is_ptr():
+            common, left = number(self, left, right.dtype)
+            return self.broadcast_impl_value(left, self.cast(right, common))
+        return convert(self, left, right, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    return converted
+
+
+def _cast(cast: Any) -> Any:
+    """The conversion of a tile, most of which have the type already."""
+
+    def casted(self: Any, value: Any, dtype: Any, *rounding: Any, **named: Any) -> Any:
+        return value if value.dtype is dtype else cast(self, value, dtype, *rounding, **named)
+
+    return casted
+
+
+def _called(language: Any) -> Any:
+    """What gives a function of the language the interpreter, without the compiler's question whether it has one."""
+    asks = language.core.builtin(lambda: None).__code__
+
+    def patch_attr(place: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        from triton.language.semantic import TritonSemantic
+
+        semantic = TritonSemantic(builder)
+        inner = member.__wrapped__ if getattr(member, "__code__", None) is asks else member
+
+        def call(*values: Any, **named: Any) -> Any:
+            named["_semantic"] = semantic
+            return inner(*values, **named)
+
+        scope.set_attr(place, name, call)
+
+    return patch_attr
 
 
 @contextmanager
@@ -128,6 +220,7 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         names: full names; other modules of `attnbench.kernels` that these import are imported anew as well.
     """
     import triton.language as tl
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
@@ -143,6 +236,15 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         patch.setattr(builder, "options", replace(builder.options, sanitize_overflow=builder.options.debug))
         patch.setattr(tl.block_type, "__init__", _made_before(tl.block_type.__init__))
         patch.setattr(tl.tensor, "__init__", _of_a_shape_before(tl.tensor.__init__))
+        patch.setattr(interpreter, "_patch_attr", _called(tl))
+        whole = frozenset({tl.tensor, int, float, bool, str, type(None), tl.dtype, tl.block_type, tl.pointer_type})
+        patch.setattr(tl.core, "_unwrap_if_constexpr", _unwrapped(tl.core._unwrap_if_constexpr, whole))
+        for kind in (tl.dtype, tl.block_type, tl.pointer_type):
+            patch.setattr(kind, "__eq__", _equal(kind.__eq__))
+        patch.setattr(TritonSemantic, "broadcast_impl_value", _broadcast(TritonSemantic.broadcast_impl_value))
+        convert = TritonSemantic.binary_op_type_checking_impl
+        patch.setattr(TritonSemantic, "binary_op_type_checking_impl", _operands(convert, tl.tensor))
+        patch.setattr(TritonSemantic, "cast", _cast(TritonSemantic.cast))
         for library in (tl, tl.standard, tl.random):
             for name, value in list(vars(library).items()):
                 if isinstance(value, JITFunction):

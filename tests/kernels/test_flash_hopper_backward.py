@@ -83,8 +83,14 @@ def run(case, inputs, short, seed=0, *known):
         return launched((flash_backward, flash_backward_configs, flash_problem), case, inputs, short, *known)
 
 
-@pytest.mark.parametrize("dims", DIMS)
-@pytest.mark.parametrize("mask", CASES)
+# A mask decides which tiles are visited, padded dimensions what a tile holds: each of these meets a third of the masks.
+PADDED = [dims for dims in DIMS if int(dims.split("-")[0]) not in SHORTS]
+PAIRS = [(mask, dims) for mask in CASES for dims in DIMS if dims not in PADDED] + [
+    (mask, PADDED[number % len(PADDED)]) for number, mask in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize(("mask", "dims"), PAIRS)
 def test_right_for_every_mask(mask, dims):
     values, short = DIMS[dims]
     case = case_of(**CASES[mask], **values)
@@ -98,6 +104,7 @@ def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
     draw = data.draw
     lengths = draw(st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=2))
     bound = st.integers(-1, 150)
+    values, short = draw(st.sampled_from(tuple(DIMS.values())))
     case = case_of(
         batch=len(lengths),
         seqlen=300,
@@ -106,11 +113,11 @@ def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
         nheads_kv=draw(st.sampled_from((1, 2))),
         lengths=":".join(f"{queries}/{keys}" for queries, keys in lengths),
         causal=draw(st.booleans()),
-        headdim=draw(st.sampled_from(tuple(SHORTS))),
         window=draw(st.one_of(st.none(), st.tuples(bound, bound))),
+        **values,
     )
     inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
-    held(case, inputs, run(case, inputs, SHORTS[case.headdim], draw(st.integers(0, 99))))
+    held(case, inputs, run(case, inputs, short, draw(st.integers(0, 99))))
 
 
 @pytest.mark.parametrize("dim", [128, 256])

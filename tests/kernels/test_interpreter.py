@@ -53,3 +53,53 @@ def total(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
     torch.testing.assert_close(y[0], x.sigmoid().sum())
     assert tl.core.full is full, "nothing that calls it would compile in this process"
     del sys.modules["summed"]
+
+
+def operands(kind, number):
+    """Pairs of a tile, or a single value, of a type with a number and with tiles of other types, in both orders."""
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    def tile(of, *shape):
+        data = np.full(shape or (1,), 3).astype(interpreter._get_np_dtype(of))
+        return tl.tensor(interpreter.TensorHandle(data, of), tl.block_type(of, [*shape]) if shape else of)
+
+    others = [tile(getattr(tl, name), *shape) for name in KINDS for shape in ((), (4,), (1, 4))]
+    for shape in ((), (4,), (2, 1)):
+        for other in (number, *others):
+            yield tile(getattr(tl, kind), *shape), other
+            yield other, tile(getattr(tl, kind), *shape)
+
+
+KINDS = ("int1", "int8", "uint8", "int32", "uint32", "int64", "float16", "bfloat16", "float32", "float64")
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+@pytest.mark.parametrize("number", [0, -0.0, 0.0, 1, True, -5, 300, 2.5, 2**31, float("inf"), float("nan")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_operands_are_converted_as_triton_converts_them(kind, number):
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime import interpreter
+
+    theirs = TritonSemantic.binary_op_type_checking_impl, TritonSemantic.broadcast_impl_value, TritonSemantic.cast
+    names = [one.__name__ for one in theirs]
+
+    def found(convert, pair, flags):
+        try:
+            return [
+                (str(one.type), str(one.dtype), one.handle.data.tobytes(), str(one.shape), str(one.numel))
+                for one in convert(interpreter.interpreter_semantic, *pair, *flags)
+            ]
+        except (TypeError, ValueError) as error:
+            return str(error)
+
+    with interpreted("attnbench.kernels.hstu.dense.portable.forward"):
+        interpreter._patch_lang(None)
+        for flags in ((), (True, True), (False, False, True, True), (False, False, False)):
+            for pair in operands(kind, number):
+                mine = found(TritonSemantic.binary_op_type_checking_impl, pair, flags)
+                with pytest.MonkeyPatch.context() as patch:
+                    for name, one in zip(names, theirs, strict=True):
+                        patch.setattr(TritonSemantic, name, one)
+                    assert mine == found(TritonSemantic.binary_op_type_checking_impl, pair, flags), (pair, flags)

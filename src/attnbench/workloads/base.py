@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from attnbench.dtypes import DTYPES
@@ -372,6 +373,12 @@ def load_workload(name: str) -> Workload:
 
 def workload_names() -> Sequence[str]:
     """Names of all workloads, by folder."""
+    return [*_folders()]
+
+
+@cache
+def _folders() -> tuple[str, ...]:
+    """Look once per process: a plan asks for the names thousands of times."""
     import attnbench.workloads as room
 
-    return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(room.__path__) if module.ispkg)
+    return tuple(sorted(one.name.replace("_", "-") for one in pkgutil.iter_modules(room.__path__) if one.ispkg))

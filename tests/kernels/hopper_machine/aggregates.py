@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
+from .memory import View
 from .mistakes import Mistake
 from .tiles import Int, Tile
 
@@ -30,6 +31,13 @@ class Aggregate:
         """Names and values, in order."""
         return ((name, getattr(self, name)) for name in self._kinds)
 
+    def views(self) -> list[tuple[str, View]]:
+        """The regions of shared memory in it, each with its place below the aggregate's name: ``.ring[1]``."""
+        if "_views" not in vars(self):
+            found = [one for name, value in self.fields() for one in _views(value, f".{name}")]
+            vars(self)["_views"] = found
+        return vars(self)["_views"]
+
     def __setattr__(self, name: str, value: Any) -> None:
         value = value.value if isinstance(value, tl.constexpr) else value
         place = f"{type(self).__name__}.{name}"
@@ -44,6 +52,23 @@ class Aggregate:
         if kind is tl.tensor and (value is None or type(value) is int):
             raise Mistake(f"{place} is a value of the run, and was given the constant {value}")
         super().__setattr__(name, value)
+
+
+def _views(value: Any, place: str) -> list[tuple[str, View]]:
+    if isinstance(value, View):
+        return [(place, value)]
+    if isinstance(value, Aggregate):
+        return [(place + below, view) for below, view in value.views()]
+    if isinstance(value, tuple):
+        return [
+            one for below, part in zip(places(value), value, strict=True) for one in _views(part, f"{place}{below}")
+        ]
+    return []
+
+
+def places(value: tuple[Any, ...]) -> list[str]:
+    """Where the parts of a tuple are: ``.name`` of a named one, else ``[0]``."""
+    return [f".{field}" for field in getattr(value, "_fields", ())] or [f"[{index}]" for index in range(len(value))]
 
 
 def aggregate_of(theirs: Any, names: Names) -> type:

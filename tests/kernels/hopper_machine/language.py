@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 
 from .mistakes import Mistake, Unsupported
-from .tiles import Int, Pointer, Tile, paired, poison, scalar, torch_dtype, whole
+from .tiles import Int, Pointer, Tile, bits_of, paired, poison, scalar, torch_dtype, whole
 
 
 def _range(*bounds: int, **_options: Any) -> Iterator[Int]:
@@ -44,7 +44,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
         chosen = x if condition else y
         if any(isinstance(one, float) for one in (x, y)):
             return float(chosen)
-        return chosen if isinstance(chosen, bool) else Int(chosen, builtins.max(whole(x).bits, whole(y).bits))
+        return chosen if isinstance(chosen, bool) else Int(chosen, builtins.max(bits_of(x), bits_of(y)))
     first, second = paired(x, y)
     test = condition.value if isinstance(condition, Tile) else torch.tensor(bool(condition))
     if not any(isinstance(one, torch.Tensor) for one in (first, second)):
@@ -58,7 +58,7 @@ def _extreme(of_tiles: Callable, with_nan: Callable, of_scalars: Callable) -> Ca
         if not isinstance(x, Tile) and not isinstance(y, Tile):
             if isinstance(x, float) or isinstance(y, float):
                 return float(of_tiles(torch.tensor(float(x)), torch.tensor(float(y))))
-            return Int(of_scalars(x, y), builtins.max(whole(x).bits, whole(y).bits))
+            return Int(of_scalars(x, y), builtins.max(bits_of(x), bits_of(y)))
         first, second = paired(x, y)
         like = first if isinstance(first, torch.Tensor) else second
         first, second = (

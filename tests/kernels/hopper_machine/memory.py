@@ -40,6 +40,8 @@ class Memory:
         self.name, self.place = f"allocation {number}", ""
         self.barriers: dict[int, Any] = {}
         "barriers by their first byte"
+        self.masks: dict[tuple[Any, ...], torch.Tensor] = {}
+        "bytes of the regions that were asked for, by shape, strides and first byte"
         self._accesses: list[Access] = []
 
     def call(self, view: View, name: str) -> None:
@@ -109,6 +111,8 @@ class View:
             1 + sum((n - 1) * stride for n, stride in zip(data.shape, data.stride(), strict=True))
         )
         self.dense = data.numel() * size == self.end - self.begin
+        self._parts: dict[int, View] = {}
+        "what `index` returned: a kernel asks for the same stages and barriers again and again"
 
     def __str__(self) -> str:
         return self.memory.name + self.label + f" of {self.memory.place}" * bool(self.memory.place)
@@ -124,11 +128,11 @@ class View:
     def _bytes(self) -> torch.Tensor:
         """The bytes of the allocation that belong to the region."""
         size = self.data.element_size()
-        mine = torch.zeros(len(self.memory.bytes), dtype=torch.bool)
-        mine.as_strided(
-            (*self.data.shape, size), (*(stride * size for stride in self.data.stride()), 1), self.begin
-        ).fill_(True)
-        return mine
+        region = (*self.data.shape, size), (*(stride * size for stride in self.data.stride()), 1), self.begin
+        if region not in self.memory.masks:
+            self.memory.masks[region] = torch.zeros(len(self.memory.bytes), dtype=torch.bool)
+            self.memory.masks[region].as_strided(*region).fill_(True)
+        return self.memory.masks[region]
 
     @property
     def shape(self) -> list[int]:
@@ -161,7 +165,9 @@ class View:
     def index(self, index: int) -> View:
         if not 0 <= index < self.data.shape[0]:
             raise OutOfBounds(f"index {index} of {self}, which has {self.data.shape[0]}")
-        return View(self.memory, self.data[index], self.layout, f"{self.label}[{index}]")
+        if index not in self._parts:
+            self._parts[index] = View(self.memory, self.data[index], self.layout, f"{self.label}[{index}]")
+        return self._parts[index]
 
     def slice(self, start: int, length: int, dim: int = 0) -> View:
         if not 0 <= start <= start + length <= self.data.shape[dim]:

@@ -14,7 +14,7 @@ from typing import Any
 import triton.language as tl
 from triton.runtime.jit import JITFunction
 
-from .aggregates import Aggregate, aggregate_of
+from .aggregates import Aggregate, aggregate_of, places
 from .language import STAND_INS
 from .memory import View
 from .mistakes import Mistake, Unsupported
@@ -44,7 +44,9 @@ class Names:
         if isinstance(value, tl.constexpr):
             return self.of(value.value)
         if isinstance(value, JITFunction):
-            return self._functions.setdefault(id(value), Function(value, self))
+            if id(value) not in self._functions:
+                self._functions[id(value)] = Function(value, self)
+            return self._functions[id(value)]
         if isinstance(value, ModuleType):
             return _Module(value, self)
         if getattr(value, "__triton_aggregate__", False):
@@ -82,13 +84,13 @@ class Function:
     def __init__(self, kernel: JITFunction, names: Names) -> None:
         self.kernel, self._names = kernel, names
         self.name = kernel.fn.__name__
-        self.constants = {param.name for param in kernel.params if param.is_constexpr}
-        self._order = [param.name for param in kernel.params]
+        self._constants = [(place, param.name) for place, param in enumerate(kernel.params) if param.is_constexpr]
         self._body: FunctionType | None = None
 
     def __call__(self, *values: Any, **named: Any) -> Any:
-        for name, value in [*zip(self._order, values, strict=False), *named.items()]:
-            if name in self.constants:
+        for place, name in self._constants:
+            value = values[place] if place < len(values) else named.get(name)
+            if isinstance(value, (Int, Tile)):
                 _constant(value, f"{self.name}({name})")
         if self._body is None:
             self._body = _python(self.kernel.fn, self._names)
@@ -97,8 +99,9 @@ class Function:
 
 def _python(fn: FunctionType, names: Names) -> FunctionType:
     code, used = _code(fn)
-    outside = fn.__globals__ | inspect.getclosurevars(fn).nonlocals
-    space = {name: names.of(outside[name]) for name in used if name in outside}
+    enclosing = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
+    space = {name: names.of(fn.__globals__[name]) for name in used if name in fn.__globals__}
+    space |= {name: names.of(enclosing[name].cell_contents) for name in used if name in enclosing}
     space |= {"__builtins__": BUILTINS, "__run_time__": _run_time, "__constant__": _constant}
     exec(code, space)
     made = space[fn.__name__]
@@ -151,14 +154,12 @@ def _run_time(value: Any, name: str) -> Any:
         return whole(value)
     if isinstance(value, View) and name:
         value.memory.call(value, name)
-    if isinstance(value, Aggregate):
-        for field, one in value.fields():
-            _run_time(one, f"{name}.{field}" if name else "")
-    if isinstance(value, tuple):
-        places = [f".{field}" for field in getattr(value, "_fields", ())] or [
-            f"[{index}]" for index in range(len(value))
-        ]
-        return like(value, [_run_time(one, name and name + place) for one, place in zip(value, places, strict=True)])
+    elif isinstance(value, Aggregate):
+        for place, view in value.views() if name else ():
+            view.memory.call(view, f"{name}{place}")
+    elif isinstance(value, tuple):
+        parts = zip(value, places(value), strict=True)
+        return like(value, [_run_time(one, name and name + place) for one, place in parts])
     return value
 
 

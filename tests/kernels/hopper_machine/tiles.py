@@ -84,10 +84,14 @@ class Int(int):
         return Int(~int(self), self.bits)
 
 
+def bits_of(value: int) -> int:
+    """Bits of a run-time integer, or of a constant as Triton types it: 64 where 32 are too few."""
+    return value.bits if type(value) is Int else 32 if -(2**31) <= value < 2**31 else 64
+
+
 def whole(value: int) -> Int:
-    """A run-time integer as Triton types it: 64 bits where 32 are too few."""
-    bits = getattr(value, "bits", 32 if -(2**31) <= value < 2**31 else 64)
-    return Int(value, bits)
+    """A run-time integer of a constant."""
+    return value if type(value) is Int else Int(value, bits_of(value))
 
 
 def _of_ints(name: str) -> None:
@@ -98,7 +102,7 @@ def _of_ints(name: str) -> None:
             return NotImplemented
         if name in ("floordiv", "mod"):
             not_negative(left, right)
-        return Int(work(int(left), int(right)), max(whole(left).bits, whole(right).bits))
+        return Int(work(int(left), int(right)), max(bits_of(left), bits_of(right)))
 
     plain = name.rstrip("_")
     setattr(Int, f"__{plain}__", lambda self, other: both(self, other))
@@ -215,7 +219,7 @@ def paired(left: Any, right: Any) -> tuple[Any, Any]:
         if not isinstance(tile, torch.Tensor):
             continue
         if isinstance(with_, int) and not isinstance(with_, bool) and not tile.dtype.is_floating_point:
-            wide = torch.int64 if whole(with_).bits == 64 else torch.int32
+            wide = torch.int64 if bits_of(with_) == 64 else torch.int32
             values[mine] = tile.to(torch.promote_types(tile.dtype, wide))
         elif isinstance(with_, torch.Tensor) and tile.dim() != with_.dim() and tile.dim() and with_.dim():
             raise Mistake(f"tiles of {list(tile.shape)} and {list(with_.shape)} have different ranks")
