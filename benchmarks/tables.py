@@ -963,7 +963,6 @@ SUITES = (
     "sustained",
     "timers",
     "replicates",
-    "hstu-meta",
     "decode",
     "flash-96",
     "few-tiles-64",
@@ -1029,6 +1028,16 @@ TABLES = {
     "call-cost-rows-h200": Table(("call-cost-rows-h200.json",), call_cost_rows_only),
     "call-cost-h200": Table(("call-cost-h200.json", "call-cost-before-h200.json"), call_cost),
     **{f"suite-{name}-h200": Table((f"suite-{name}-h200.json",), suite) for name in SUITES},
+    **{
+        name: Table((f"{name}.json",), suite)
+        for name in (
+            "suite-hstu-meta-h100",
+            "hstu-serving-growth-h100",
+            "flash-double-128-h200",
+            "flash-double-96-h200",
+            "flash-sparse-double-64-h200",
+        )
+    },
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
     "video-kernels-h200": Table(("video-captures-h200.json",), video_kernels),

@@ -242,8 +242,9 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         for kind in (tl.dtype, tl.block_type, tl.pointer_type):
             patch.setattr(kind, "__eq__", _equal(kind.__eq__))
         patch.setattr(TritonSemantic, "broadcast_impl_value", _broadcast(TritonSemantic.broadcast_impl_value))
-        convert = TritonSemantic.binary_op_type_checking_impl
-        patch.setattr(TritonSemantic, "binary_op_type_checking_impl", _operands(convert, tl.tensor))
+        if hasattr(TritonSemantic, "to_tensor_type"):  # Triton 3.6 has another conversion
+            convert = TritonSemantic.binary_op_type_checking_impl
+            patch.setattr(TritonSemantic, "binary_op_type_checking_impl", _operands(convert, tl.tensor))
         patch.setattr(TritonSemantic, "cast", _cast(TritonSemantic.cast))
         for library in (tl, tl.standard, tl.random):
             for name, value in list(vars(library).items()):
