@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused(merge_outputs):
 
 
 @pytest.mark.parametrize("version", ["pinned", "3.6"])
-def test_it_compiles_without_spills(version):
+def test_it_compiles_without_spills_and_waits_before_it_overwrites_what_other_warps_load(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
     job = Job(
@@ -97,4 +97,6 @@ def test_it_compiles_without_spills(version):
         capability=90,
         num_warps=4,
     )
-    assert not compile_with({version: tritons()[version]}, [job])[version]["merge"].spills
+    found = compile_with({version: tritons()[version]}, [job])[version]["merge"]
+    assert not found.spills
+    assert found.sass["BAR"] == 1, found.sass

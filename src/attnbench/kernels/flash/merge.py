@@ -58,6 +58,7 @@ def flash_merge(
     sees = total != 0.0  # true for sums above 0, and false for NaN
     safe = tl.where(sees, total, 1.0)
     scale = tl.where(sees, 1.0 / safe, 0.0)
+    tl.debug_barrier()  # threads of other warps load the same log-sum-exps, and may be later than this store
     tl.store(lse_at, tl.where(sees, most + tl.log(safe), float("-inf")), mask=there)
     out_at = out_ptr + wide[:, None] * out_row + head * DIM + dim[None, :]
     part_at = part_ptr + wide[:, None] * part_row + head * DIM + dim[None, :]
