@@ -267,7 +267,7 @@ def test_ncu_captures_each_backend_into_a_fresh_folder(attnbench, card):
             "captures.json",
         } <= names
     assert "counters (ncu)" in said.out
-    assert "roofline" in said.out
+    assert "FLOP/byte" in said.out
     assert "TheoreticalOccupancy" in said.out
     again = attnbench("profile --from profile_results/captures.json --table counters")
     assert "sdpa-efficient" in again.out
@@ -371,6 +371,8 @@ def test_a_ranking_step_is_profiled_at_one_case_and_by_three_operators(attnbench
 def test_captures_of_a_step_under_the_names_of_seed_002(attnbench, card):
     said = attnbench("profile ncu hstu-serving --layout seed-002")
     assert said.code == 0, said.err
+    assert "counters (ncu)" in said.out
+    assert "FLOP/byte" not in said.out, "the work of a whole step over the time of one operator"
     stem = "benchmark_bs8_nc1024"
     captures = sorted(path.name for path in Path("profile_results/profiles-cu").glob("*.ncu-rep"))
     assert captures == [f"{stem}_{name}.ncu-rep" for name in ("embedding", "hstu_fwd", "tc")]
