@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,37 +132,27 @@ def _flash(
 def _hstu(q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, causal: bool) -> Tensor:
     from attnbench.kernels.hstu.dense.api import hstu_attention
 
-    offsets_q, offsets_k = of.offsets
-    return hstu_attention(
-        q,
-        k,
-        v,
-        offsets_k,
-        max(of.keys),
-        offsets_q=None if of.queries == of.keys else offsets_q,
-        max_seqlen_q=max(of.queries),
-        alpha=problem.scale,
-        scaling_seqlen=problem.divisor,
-        causal=causal,
-    )
+    return hstu_attention(q, k, v, **_jagged(of, problem, causal))
 
 
 def _hstu_parts(q: Tensor, k: Tensor, v: Tensor, of: Sequences, problem: Problem, causal: bool) -> Parts:
     from attnbench.kernels.hstu.dense.api import hstu_attention_parts
 
+    return hstu_attention_parts(q, k, v, **_jagged(of, problem, causal))
+
+
+def _jagged(of: Sequences, problem: Problem, causal: bool) -> dict[str, Any]:
+    """The arguments of the HSTU functions beside q, k and v."""
     offsets_q, offsets_k = of.offsets
-    return hstu_attention_parts(
-        q,
-        k,
-        v,
-        offsets_k,
-        max(of.keys),
-        offsets_q=None if of.queries == of.keys else offsets_q,
-        max_seqlen_q=max(of.queries),
-        alpha=problem.scale,
-        scaling_seqlen=problem.divisor,
-        causal=causal,
-    )
+    return {
+        "offsets": offsets_k,
+        "max_seqlen": max(of.keys),
+        "offsets_q": None if of.queries == of.keys else offsets_q,
+        "max_seqlen_q": max(of.queries),
+        "alpha": problem.scale,
+        "scaling_seqlen": problem.divisor,
+        "causal": causal,
+    }
 
 
 def _sequences(
