@@ -368,6 +368,15 @@ def test_a_ranking_step_is_profiled_at_one_case_and_by_three_operators(attnbench
     assert re.findall("--nvtx-include ([a-z]+)/", said.out) == ranges
 
 
+@pytest.mark.parametrize(
+    "words", ["ncu hstu-serving --backends serving-paged", "ncu --range attention", "all --range attention"]
+)
+def test_the_work_of_a_case_is_not_divided_by_the_time_of_a_range(attnbench, card, words):
+    said = attnbench(f"profile {words}")
+    assert "counters (ncu)" in said.out, said.err
+    assert "FLOP/byte" not in said.out
+
+
 def test_captures_of_a_step_under_the_names_of_seed_002(attnbench, card):
     said = attnbench("profile ncu hstu-serving --layout seed-002")
     assert said.code == 0, said.err

@@ -124,7 +124,9 @@ class Plan:
         return found
 
     def points(self, captures: Sequence[Capture], launches: int) -> list[Point]:
-        """Return points on the roofline, of the cases of the plan."""
+        """Return points on the roofline, of the cases of the plan; none by ranges, which do unknown parts of the work."""
+        if self.options.range is not None or self.args.layout == seed_002.NAME:
+            return []
         from attnbench.dtypes import DTYPES
         from attnbench.machine.peaks import peak
         from attnbench.profile.roofline import points
@@ -176,7 +178,6 @@ def one_tool(plan: Plan, rules: Categories) -> Captures | None:
         raise NothingToRun(f"{WHO}: nothing can be launched; {next(iter(missing.values()))}")
     folder = open_folder(plan.args.out, force=plan.args.force)
     captures: list[Capture] = []
-    of_launches: list[Capture] = []
     losses = list(missing.values())
     for shot in shots:
         job, name = shot.job, shot.name
@@ -192,12 +193,10 @@ def one_tool(plan: Plan, rules: Categories) -> Captures | None:
             losses.append(f"{job.backends[0]}: {(taken.reason or '').removeprefix(f'{job.backends[0]}: ')}")
             continue
         captures.append(dataclasses.replace(taken.capture, name=name.removeprefix("profile_")))
-        if shot.options.range is None:  # a range has an unknown part of the case's work
-            of_launches.append(captures[-1])
         keep(folder, captures)  # after each, so that Ctrl-C keeps the captures taken
     if not captures:
         raise Unavailable(f"{WHO} {tool}: no capture; {losses[-1]}; {folder} has what {tool} printed")
-    return Captures(captures, plan.points(of_launches, shots[0].job.launches), losses, folder)
+    return Captures(captures, plan.points(captures, shots[0].job.launches), losses, folder)
 
 
 def everything(plan: Plan, rules: Categories) -> Captures | None:
