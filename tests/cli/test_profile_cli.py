@@ -368,9 +368,7 @@ def test_a_ranking_step_is_profiled_at_one_case_and_by_three_operators(attnbench
     assert re.findall("--nvtx-include ([a-z]+)/", said.out) == ranges
 
 
-@pytest.mark.parametrize(
-    "words", ["ncu hstu-serving --backends serving-paged", "ncu --range attention", "all --range attention"]
-)
+@pytest.mark.parametrize("words", ["ncu hstu-serving --backends serving-paged", "ncu --range attention"])
 def test_the_work_of_a_case_is_not_divided_by_the_time_of_a_range(attnbench, card, words):
     said = attnbench(f"profile {words}")
     assert "counters (ncu)" in said.out, said.err
