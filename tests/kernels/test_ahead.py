@@ -258,6 +258,38 @@ def test_with_triton_3_6_the_launcher_in_c_is_compiled_too(tmp_path):
     assert len(list(cache.rglob("__triton_launcher*.so"))) == 1
 
 
+HASHED = """
+import importlib, json, pkgutil, sys
+from triton.runtime.jit import JITCallable
+import attnbench.kernels
+from attnbench.kernels.shared.launch import hash_callees_first
+
+for found in pkgutil.walk_packages(attnbench.kernels.__path__, "attnbench.kernels."):
+    importlib.import_module(found.name)
+ours = [(name, vars(module)) for name, module in sys.modules.items() if name.startswith("attnbench.kernels.")]
+functions = {f"{name}.{key}": f for name, there in ours for key, f in there.items() if isinstance(f, JITCallable)}
+for name in sorted(functions, reverse=sys.argv[1] == "reverse"):
+    hash_callees_first(functions[name])
+print(json.dumps({name: f.cache_key for name, f in functions.items()}))
+"""
+
+
+@pytest.mark.parametrize(
+    "triton", [pytest.param(OLDEST, marks=pytest.mark.skipif(not OLDEST.exists(), reason=NO_OLDEST)), None]
+)
+def test_the_key_of_a_kernel_does_not_depend_on_what_was_launched_before(triton):
+    paths = [str(ROOT / "src")] if triton is None else [str(triton), str(ROOT / "src")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    keys = [
+        json.loads(
+            subprocess.run([sys.executable, "-c", HASHED, order], env=env, check=True, stdout=subprocess.PIPE).stdout
+        )
+        for order in ("forward", "reverse")
+    ]
+    assert {name for name in keys[0] if keys[0][name] != keys[1][name]} == set()
+    assert len(keys[0]) > 200
+
+
 JOBS = """
 import json, os, signal, sys, time
 from attnbench.kernels.shared.ahead import Job, compile_all

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.shared.counts import CountExpression, Extent, RowCount, Rows, Source, counts_of, following, now
-from attnbench.kernels.shared.launch import Repeat
+from attnbench.kernels.shared.launch import Repeat, hash_callees_first
 
 
 class Notes(threading.local):
@@ -218,6 +218,7 @@ def clear(x: Tensor) -> None:
 def launch(kernel: Any, grid: tuple[SupportsIndex, ...], *values: Any, **named: Any) -> None:
     """Launch a Triton kernel on the current device: ``kernel[grid](*values, **named)``."""
     plain = {name: now(value) for name, value in named.items()}
+    hash_callees_first(kernel)
     compiled = kernel[tuple(map(int, grid))](*map(now, values), **plain)
     recorder = notes.recorder
     if recorder is not None:
