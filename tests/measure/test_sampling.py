@@ -10,10 +10,11 @@ import pytest
 
 from attnbench.errors import Unavailable, UsageError
 from attnbench.machine.device import CPU
-from attnbench.measure import sampling, stage
+from attnbench.measure import inspections, sampling, stage
 from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import Interrupted, sample
 from attnbench.measure.subject import Subject
+from attnbench.measure.timer import Untimed
 from attnbench.measure.timers import wall
 from attnbench.record import INTERRUPTED
 from attnbench.stats.ratio import paired_ratio
@@ -275,6 +276,40 @@ def test_reported_is_what_the_subject_says() -> None:
     subject = Subject(name="a", call=lambda: None, reported_ms=lambda: 1.25)
     group = sample([subject], device=CPU, plan=Plan(timer="reported", warmup=0, iterations=3))
     assert group.timings[0].samples_ms == [1.25, 1.25, 1.25]
+
+
+class Inspecting:
+    """Finds nothing, once."""
+
+    undecided = False
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def disturb(self) -> None: ...
+
+    def prepare(self) -> None: ...
+
+    def finish(self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
+        self.seen.append(new_ms)
+        return None
+
+
+def test_a_subject_that_launches_nothing_here_is_inspected_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are processes of their own: the device's timer finds no kernel of this process."""
+
+    class OfThisProcess(SimulatedTimer):
+        def measure(self, stage, batch, lead_s, announce):
+            raise Untimed(batch[0][1].name, "launched nothing on the device")
+
+    blind, chosen = OfThisProcess(Card(noise=0), {}), inspections.choose
+    monkeypatch.setattr(inspections, "choose", lambda name, device: blind if name == "auto" else chosen(name, device))
+    inspector = Inspecting()
+    subject = Subject(name="a", call=lambda: None, reported_ms=lambda: 1.25, inspector=inspector)
+    group = sample([subject], device=CPU, plan=Plan(timer="reported", warmup=0, iterations=3))
+    assert group.timings[0].samples_ms == [1.25] * 3
+    assert len(inspector.seen) == 1
+    assert 0 < inspector.seen[0] < 1.25
 
 
 def test_all_timers_are_kept_apart_and_disagreement_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ with ordinary samples:
     time of `reload`, `reset`, `outputs`                  no more than copies?
     torch operators in them                               no matrix products?
 
-The limits are in `looks`.
+The limits are in `looks`.  Where launches compute in other processes (`Workload.in_ranks`), only calls are timed: outputs
+and new data pass through host memory there.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Inspection:
         self.mode: str = case.mode
         self.variation = Variation(second.workload, case, second.inputs)
         self.cuda = references.device.type == "cuda"
+        self.in_ranks = second.workload.in_ranks
         self._spans: dict[str, _Span] = {}
         self._looks: list[Look] = []
         self._shortest_ms = math.inf
@@ -144,7 +146,8 @@ class Inspection:
         outputs = self._outputs(look)
         self.announce("inspection")
         fault = self._wrong(outputs) or self._computes_untimed(look, outputs)
-        look.untimed |= {name: span.ms() for name, span in self._spans.items()}
+        if not self.in_ranks:
+            look.untimed |= {name: span.ms() for name, span in self._spans.items()}
         look.output_copies = self._copies_ms(outputs.values())
         look.copies = self._copies_ms([*self._inputs(), *outputs.values()])
         self._looks.append(look)
@@ -165,6 +168,9 @@ class Inspection:
 
     def _outputs(self, look: Look) -> dict[str, Tensor]:
         """Copy the outputs as soon as the call has returned, and note how long that took."""
+        if self.in_ranks:
+            look.whole, look.untimed["outputs"] = look.new, 0.0
+            return _taken(self.launch)
         times, found = [], []
         for _ in range(2):
             started = time.perf_counter()
@@ -216,7 +222,7 @@ class Inspection:
             with products() as names:
                 call()
             found[name] = names
-        if self.cuda:
+        if self.cuda and not self.in_ranks:
             tensors = [*self._inputs(), *outputs.values()]
             look.left = self._left_to_do(calls["reload"]), self._left_to_do(lambda: _copy(tensors))
             if launch.reset is not None:
@@ -226,7 +232,7 @@ class Inspection:
         if look.spent:
             look.spent = look.spent[0], look.spent[1] + (_Moment.now() - began).cpu_ms
         call = launch.call(self.mode)
-        if self.cuda:
+        if self.cuda and not self.in_ranks:
             self._queued(call, look)
         else:
             call()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from attnbench.measure.stage import Stage
 from attnbench.measure.subject import Inspector, Misleading, Subject
-from attnbench.measure.timer import Timer, choose
+from attnbench.measure.timer import Timer, Untimed, choose
 
 EVERY_S = 1.0
 """Mean sampling time between two inspections of a group; every group has at least one."""
@@ -46,6 +46,8 @@ class Inspections:
         self, subjects: Sequence[Subject], timer: Timer, stage: Stage, announce: Callable[[int, str], None]
     ) -> None:
         self.subjects, self.timer, self.stage, self.announce = subjects, timer, stage, announce
+        self._timers: dict[int, Timer] = {}
+        "by subject, where the group's timer cannot time a single call"
         self.spent_s = 0.0
         "wall time of all inspections so far"
         self._wanted = any(subject.inspector for subject in subjects)
@@ -103,7 +105,7 @@ class Inspections:
 
     def _look(self, index: int, inspector: Inspector, samples_ms: Sequence[float], last_ms: Sequence[float]) -> None:
         subject = self.subjects[index]
-        timer = self.timer if self.timer.inspects else choose("auto", self.stage.device)
+        timer = self._timer(index)
         known_ms = statistics.median(samples_ms)
 
         def then_lead(prepare: Callable[[], None]) -> Callable[[], None]:
@@ -128,3 +130,19 @@ class Inspections:
         recorded_ms = statistics.fmean(last_ms) if timer is self.timer else None
         if fault := inspector.finish(recorded_ms, (one_ms + two_ms) / 2, ordinary_ms, new_ms):
             raise Misleading(subject.name, fault)
+
+    def _timer(self, index: int) -> Timer:
+        """Return the timer for single calls of a subject: the group's, the device's, or the wall clock.
+
+        The last is for a subject that launches nothing from this process, such as one whose ranks are other processes.
+        """
+        if self.timer.inspects:
+            return self.timer
+        if index not in self._timers:
+            timer = choose("auto", self.stage.device)
+            try:
+                timer.measure(self.stage, [(index, self.subjects[index])], LEAD_S, self.announce)
+            except Untimed:
+                timer = choose("wall", self.stage.device)
+            self._timers[index] = timer
+        return self._timers[index]

@@ -166,6 +166,8 @@ class Workload(ABC, Generic[CaseT, InputsT]):
     "values that its inputs may have (`--input`)"
     captured: ClassVar[bool] = False
     "whether its inputs may also come from a file"
+    in_ranks: ClassVar[bool] = False
+    "launches compute in other processes, which answer when their devices are idle"
 
     def outputs(self, variant: str) -> Mapping[str, OutputKind]:
         """Return every output that a launch of this variant may return, by name; the mode decides which exist.

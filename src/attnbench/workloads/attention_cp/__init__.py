@@ -35,6 +35,7 @@ class AttentionCpWorkload(Workload[CpCase, "AttentionInputs | HstuInputs"]):
     title = "context-parallel attention"
     axes = AXES
     variants = FUNCTIONS
+    in_ranks = True
 
     def case(self, values: Mapping[str, Any]) -> CpCase:
         """Build a case from axis values or from `CpCase.to_dict`; missing values get the axis default.
