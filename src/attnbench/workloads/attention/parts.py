@@ -27,8 +27,8 @@ from attnbench.workloads.drawing import Part, draw_parts
 UNIT = "(sequence, head) pairs"
 "Name of a draw's parts, here and in HSTU attention."
 
-WORKSPACE = 2**28
-"Target limit of the oracle's intermediate results, bytes: enough to keep a GPU busy."
+WORKSPACE = 2**30
+"Target limit of the oracle's intermediate results, bytes: at 131072 keys a chunk still has 160 rows, to keep a GPU busy."
 
 CPU_WORKSPACE = 2**24
 "The same on a CPU, where intermediates larger than the cache take about twice the time."

@@ -196,23 +196,24 @@ def errors_of(
         for name, like, size in (("out", q, v), ("dq", q, q), ("dk", k, k), ("dv", k, v))
         if name in names
     }
+    k_squares, v_squares = k.square(), v.square()
     step = max(1, workspace // (2 * parts.ITEM_BYTES * parts.SCORES * heads * max(1, keys)))
     for start in range(0, queries, step):
         rows = range(start, min(start + step, queries))
         at = slice(rows.start, rows.stop)
-        w = _weights(q[:, at], k, mask(rows), alpha, numbers, coarse)
-        _add(sums["out"][:, :, at], w.a, w.of_a + keys * ADD * w.a.square(), v)
+        w = _weights(q[:, at], k, k_squares, mask(rows), alpha, numbers, coarse)
+        _add(sums["out"][:, :, at], w.a, w.of_a + keys * ADD * w.a.square(), v, v_squares)
         if dout is None:
             continue
         do = dout[:, at]
         above = do @ v.mT
-        of_above = v.shape[2] * ADD * (do.square() @ v.square().mT + above.square()) + numbers.store * above.square()
+        of_above = v.shape[2] * ADD * (do.square() @ v_squares.mT + above.square()) + numbers.store * above.square()
         ds = above * w.slope
         of_ds = w.slope.square() * of_above + above.square() * w.of_slope + numbers.store * ds.square()
         of_ds += numbers.least * (w.of_slope > 0)
-        _add(sums["dq"][:, :, at], ds, of_ds + keys * ADD * ds.square(), k)
-        _add(sums["dk"], ds.mT, (of_ds + queries * ADD * ds.square()).mT, q[:, at])
-        _add(sums["dv"], w.a.mT, (w.of_a + queries * ADD * w.a.square()).mT, do)
+        _add(sums["dq"][:, :, at], ds, of_ds + keys * ADD * ds.square(), k, k_squares)
+        _add(sums["dk"], ds.mT, (of_ds + queries * ADD * ds.square()).mT, q[:, at], q[:, at].square())
+        _add(sums["dv"], w.a.mT, (w.of_a + queries * ADD * w.a.square()).mT, do, do.square())
     result = {}
     for name, (variance, value) in sums.items():
         factor = scale * (alpha if name in ("dq", "dk") else 1.0)
@@ -222,14 +223,16 @@ def errors_of(
     return result
 
 
-def _add(total: Tensor, weights: Tensor, variances: Tensor, of: Tensor) -> None:
-    total[0] += variances @ of.square()
+def _add(total: Tensor, weights: Tensor, variances: Tensor, of: Tensor, squares: Tensor) -> None:
+    total[0] += variances @ squares
     total[1] += weights @ of
 
 
-def _weights(q: Tensor, k: Tensor, mask: Tensor, alpha: float, numbers: Format, coarse: bool) -> _Weights:
+def _weights(
+    q: Tensor, k: Tensor, k_squares: Tensor, mask: Tensor, alpha: float, numbers: Format, coarse: bool
+) -> _Weights:
     s = q @ k.mT * alpha
-    terms = alpha**2 * (q.square() @ k.square().mT)
+    terms = alpha**2 * (q.square() @ k_squares.mT)
     of_s = q.shape[2] * ADD * (terms + s.square()) + (numbers.store + 2 / 3 * SUM**2) * s.square()
     if coarse:
         of_s += numbers.store * terms
