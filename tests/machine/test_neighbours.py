@@ -1,4 +1,8 @@
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 from attnbench.machine.device import CPU, Device
 from attnbench.machine.neighbours import Neighbours
@@ -23,6 +27,29 @@ def test_alone_under_our_own_or_the_drivers_number(nvml):
     for ourselves in (os.getpid(), 990077):
         nvml.card(processes=[[ourselves, 600 * MIB]])
         assert alone.words() is None
+
+
+def test_processes_that_we_have_started_are_not_others(nvml):
+    nvml.card(processes=[])
+    alone = Neighbours(Device("cuda"))
+    sleep = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with subprocess.Popen([sys.executable, "-c", sleep], stdin=subprocess.PIPE) as child:
+        own = [os.getpid(), child.pid, grandchild(child.pid)]
+        nvml.card(processes=[[pid, 600 * MIB] for pid in own])
+        assert alone.words() is None
+        nvml.card(processes=[[pid, 600 * MIB] for pid in [*own, 1]])
+        assert alone.words().startswith("another process was on the card")
+        nvml.card(processes=[[990000 + pid, 600 * MIB] for pid in range(3)])  # ours, numbered by the driver
+        assert alone.words() is None
+        nvml.card(processes=[[990000 + pid, 600 * MIB] for pid in range(4)])
+        assert alone.words().startswith("another process was on the card")
+        child.communicate(b"\n")
+
+
+def grandchild(pid):
+    while not (found := Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        time.sleep(0.01)
+    return int(found[0])
 
 
 def test_a_cpu_has_no_card():

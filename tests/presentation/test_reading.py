@@ -89,6 +89,12 @@ def test_good_and_poor_are_shares_of_the_ceiling_of_this_card():
     assert "matmul" not in said(changed(group(other=500.0), ceilings={}))
 
 
+def test_ranks_share_the_work_and_each_has_a_ceiling_of_its_own():
+    assert "reaches 34 % of what a plain matmul reaches here: room" in said(
+        changed(group(other=500.0), counters={"ranks": 2.0})
+    )
+
+
 def test_bound_by_memory_the_ceiling_is_the_copy():
     slow = {"copy_gbps": 4.0, "matmul_tflops": 745.0}
     assert "of the rate of a plain copy, which bounds this case" in said(changed(group(), ceilings=slow))

@@ -14,8 +14,9 @@ from attnbench.machine.nvml import GpuProcess, open_gpu
 class Neighbours:
     """Counts other processes on the GPU, starting before this process creates its own CUDA context.
 
-    In a container the driver may number processes differently, so this process may look like another one.  Processes
-    present before our context are certainly others; of those that came later, one may be this process.
+    Processes that this one has started, such as ranks, are not others.  In a container the driver may number processes
+    differently, so this process and those may look like others.  Processes present before our context are certainly
+    others; of those that came later, as many may be ours as there are of us.
 
     Args:
         device: device under test.  Create the object before this process creates its CUDA context.
@@ -27,12 +28,13 @@ class Neighbours:
 
     def words(self) -> str | None:
         """Return the note for a time measured just now; None if no other process is known."""
-        others = self._others()
+        others, started = self._others(), _started()
         old = [process for process in others if process.pid in self._before]
         new = [process for process in others if process.pid not in self._before]
-        # This process is excluded by its number if the driver uses the same numbers: then every new one counts.
-        # If not, the count is at worst one too low, never too high.
-        count = len(old) + max(0, len(new) - 1)
+        strange = [process for process in new if process.pid not in started]
+        # If the driver uses the same numbers, this process was excluded by its own, and all strangers count. Where that
+        # is not known, the count may be too low, never too high.
+        count = len(old) + (len(strange) if len(strange) < len(new) else max(0, len(new) - 1 - len(started)))
         if not count:
             return None
         sizes = [process.memory_mb for process in old]
@@ -43,6 +45,21 @@ class Neighbours:
     def _others(self) -> tuple[GpuProcess, ...]:
         gpu = None if not self._device.on_gpu else open_gpu(self._device)
         return () if gpu is None else gpu.other_processes() or ()
+
+
+def _started() -> set[int]:
+    """Return the processes that this one has started, and those that they have."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+    found, more = set[int](), {os.getpid()}
+    while more:
+        more = {pid for pid, parent in parents.items() if parent in more} - found
+        found |= more
+    return found
 
 
 class OtherLoad:

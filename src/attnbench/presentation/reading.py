@@ -205,7 +205,8 @@ def _roofline_facts(record: Record) -> Facts:
     """Return which measured ceiling bounds the case, and how much of it the row reaches.
 
     Executed FLOPs are used if the launch states them: a block-sparse kernel does fewer than the useful
-    FLOPs of its case, and would seem to exceed the machine.
+    FLOPs of its case, and would seem to exceed the machine.  Ceilings are those of one device; the counter `ranks` says
+    how many share the work.
     """
     work, time = record.work, record.time
     matmul, copy = (record.ceilings.get(name) for name in ("matmul_tflops", "copy_gbps"))
@@ -213,7 +214,7 @@ def _roofline_facts(record: Record) -> Facts:
         return {}
     flops = work.flops if work.executed_flops is None else work.executed_flops
     compute_ms, memory_ms = flops / matmul / 1e9, work.bytes / copy / 1e6
-    share = max(compute_ms, memory_ms) / time.median_ms
+    share = max(compute_ms, memory_ms) / record.counters.get("ranks", 1) / time.median_ms
     return {
         "bound": "compute" if compute_ms >= memory_ms else "memory",
         "share": share,
