@@ -9,7 +9,7 @@ A line for each target that a file has a row of: the fastest of our forms over o
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,31 +48,88 @@ TARGETS = (
 )
 
 
-def lines(run: Run) -> Iterator[str]:
-    """What a run says of each target."""
-    cases: dict[str, list[Record]] = {}
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The best of our forms in a case, beside a target."""
+
+    target: Target
+    records: Mapping[str, Record]
+    "of the case, by backend"
+    best: str
+    ratio: float
+
+    @property
+    def said(self) -> str:
+        """Whether the target is reached."""
+        if self.ratio < self.target.least:
+            return "missed"
+        return "reached" if self.ratio < self.target.aim else "reached, and the aim"
+
+    @property
+    def hidden(self) -> str:
+        """Percent of the exchange that the best form hides; empty where that was not measured."""
+        percent = self.records[self.best].counters.get("hidden_percent")
+        return "" if percent is None else f"{percent:.0f}"
+
+
+def results(run: Run) -> Iterator[Result]:
+    """What a run has of each target, in the order of the targets."""
+    cases: dict[str, dict[str, Record]] = {}
     for record in run.records:
         if record.workload == "attention-cp" and record.time:
-            cases.setdefault(record.group, []).append(record)
+            cases.setdefault(record.group, {})[record.backend] = record
     for target in TARGETS:
-        for group, records in cases.items():
-            case = records[0].case
-            if case["world"] == 2 and all(case[name] == value for name, value in target.case.items()):
-                yield from _line(target, group, {one.backend: one for one in records})
+        for records in cases.values():
+            case = next(iter(records.values())).case
+            wanted = case["world"] == 2 and all(case[name] == value for name, value in target.case.items())
+            if wanted and (ratios := _ratios(records, target.over)):
+                best = max(ratios, key=lambda name: ratios[name])
+                yield Result(target, records, best, ratios[best])
 
 
-def _line(target: Target, group: str, records: Mapping[str, Record]) -> Iterator[str]:
-    base = records.get(target.over)
-    ratios = {name: paired_ratio(by_round(base), by_round(records[name])) for name in OURS if base and name in records}
-    if not ratios:
-        return
-    best = max(ratios, key=lambda name: ratios[name].ratio)
-    found, hidden = ratios[best].ratio, records[best].counters.get("hidden_percent")
-    said = "missed" if found < target.least else "reached" if found < target.aim else "reached, and the aim"
-    yield (
-        f"{group}: {best} {found:.3f}x {target.over}, at least {target.least:g} (aim {target.aim:g}): {said}; "
-        f"predicted {target.predicted}" + (f"; {hidden:.0f} % of the exchange hidden" if hidden is not None else "")
-    )
+def _ratios(records: Mapping[str, Record], over: str) -> dict[str, float]:
+    """Speed-ups of our forms that were sampled in turn with `over`."""
+    if over not in records:
+        return {}
+    base = by_round(records[over])
+    return {name: paired_ratio(base, by_round(records[name])).ratio for name in OURS if name in records}
+
+
+def lines(run: Run) -> Iterator[str]:
+    """What a run says of each target."""
+    for one in results(run):
+        target, record = one.target, one.records[one.best]
+        yield (
+            f"{record.group}: {one.best} {one.ratio:.3f}x {target.over}, at least {target.least:g} (aim {target.aim:g}): "
+            f"{one.said}; predicted {target.predicted}" + (f"; {one.hidden} % of the exchange hidden" if one.hidden else "")
+        )
+
+
+SHOWN = ("cp-one", "cp-ulysses", "cp-allgather", "cp-ring", "cp-torch")
+HEAD = ["case", *(f"`{name}`, ms" for name in SHOWN), "fastest of ours", "over", "bar", "aim", "exchange hidden, %"]
+
+
+def table(runs: Iterable[Run]) -> list[list[str]]:
+    """The rows of the docs' table under `HEAD`."""
+    rows = []
+    for one in (found for run in runs for found in results(run)):
+        ms = {name: record.time.median_ms for name, record in one.records.items() if record.time is not None}
+        target, case = one.target, one.records[one.best].case
+        words = [case["function"], f"{case['seqlen']} rows", "causal" if case["causal"] else "full"]
+        if case["lengths"] != "full":
+            words[1] = f"{case['batch']} sequences, {case['lengths']}, {case['seqlen']} at most"
+        rows.append(
+            [
+                ", ".join(words),
+                *(f"{ms[name]:.3f}" if name in ms else "" for name in SHOWN),
+                f"`{one.best}` **{one.ratio:.2f}x**",
+                f"`{target.over}`",
+                f"{target.least:g} " + ("**missed**" if one.ratio < target.least else "reached"),
+                f"{target.aim:g} " + ("reached" if one.ratio >= target.aim else "missed"),
+                one.hidden,
+            ]
+        )
+    return rows
 
 
 def by_round(record: Record) -> dict[int, float]:

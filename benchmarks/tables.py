@@ -911,6 +911,18 @@ def loads(say: Say, *paths: Path) -> str:
     )
 
 
+def over_gpus(say: Say, *paths: Path) -> str:
+    """Attention over two GPUs: times, and what the best form has to reach."""
+    import context_parallel
+
+    from attnbench.record import to_dict
+    from attnbench.store.runfile import read
+
+    runs = [read(path) for path in paths]
+    ends = {where(to_dict(run.environments[0]), say) for run in runs}
+    return "\n".join([markdown(context_parallel.HEAD, context_parallel.table(runs)), "", *sorted(ends)])
+
+
 def generators(say: Say, path: Path) -> str:
     """How exact the generators are on an idle machine."""
     import load_tables
@@ -977,8 +989,11 @@ LOADS = (
     "load-bench-h200.json",
     "load-bench-graph-h200.json",
 )
+OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "hstu"))
+"""Context-parallel attention; a run of each part of the suite."""
 TABLES = {
     "backends": Table((), backends),
+    "context-parallel-2xh200": Table(OVER_GPUS, over_gpus),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
     "quick-h200": Table(("quick-h200.json",), on_card),
     "precision-h200": Table(("precision-h200.json",), precision),
