@@ -174,7 +174,8 @@ class Plan:
         own: list[int] = []
         cleared: list[int] = []
         uncleared: list[int] = []
-        mentioned = [(step, recorder.around(step)) for step in recorder.steps]
+        launched = [{step} if isinstance(step, int) else step.numbers for step in recorder.steps]
+        mentioned = [*zip(recorder.steps, map(recorder.around, launched), strict=True)]
         for number in range(recorder.given, len(recorder.tensors)):
             clearings = [isinstance(step, int) for step, numbers in mentioned if number in numbers]
             once = clearings[:1] == [True] and True not in clearings[1:]
@@ -186,7 +187,8 @@ class Plan:
         self.own = tuple(map(recorder.layout, own))
         self.inside = tuple([(order[number], offset) for number, offset in recorder.inside])
         self.workspaces = [*map(recorder.layout, cleared)], [*map(recorder.layout, uncleared)]
-        self.steps = tuple([_renumbered(step, order) for step in recorder.steps if step not in cleared])
+        pairs = zip(recorder.steps, launched, strict=True)
+        self.steps = tuple([_renumbered(step, order, numbers) for step, numbers in pairs if step not in cleared])
         first = recorder.tensors[0]
         assert first is not None
         self.device = first.get_device()
@@ -295,11 +297,10 @@ class _Parts:
         self.offsets, self.words = tuple(ends[:-1]), ends[-1] // 4
 
 
-def _renumbered(step: Repeat | int, order: Mapping[int, int]) -> Repeat | int:
+def _renumbered(step: Repeat | int, order: Mapping[int, int], numbers: Iterable[int]) -> Repeat | int:
     if isinstance(step, int):
         return order[step]
-    moved = [number for number in step.numbers if order[number] != number]
-    return step.renumbered(order) if moved else step
+    return step.renumbered(order) if [number for number in numbers if order[number] != number] else step
 
 
 def is_on_card(x: Tensor | None) -> bool:

@@ -65,9 +65,8 @@ class Recorder:
             self.numbers[id(x)] = len(self.tensors)
         self.tensors.append(x)
 
-    def around(self, step: Repeat | int) -> set[int]:
-        """Numbers of the tensors that a step uses, with those inside an own tensor replaced by it."""
-        numbers = {step} if isinstance(step, int) else step.numbers
+    def around(self, numbers: Iterable[int]) -> set[int]:
+        """Numbers of tensors, with those inside an own tensor replaced by it."""
         return {number if number >= 0 else self.inside[-2 - number].number for number in numbers}
 
     def number(self, x: Tensor) -> int:
