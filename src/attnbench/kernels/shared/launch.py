@@ -89,7 +89,7 @@ class _TensorMap:
 
 
 def _copied(descriptor: Any) -> Any:
-    """A shallow copy, made in a tenth of the time of `copy.copy` and without the checks of its class."""
+    """A shallow copy, without the checks of its class; `copy.copy` takes several times as long."""
     found = object.__new__(type(descriptor))
     found.__dict__.update(descriptor.__dict__)
     return found
