@@ -101,7 +101,8 @@ def lines(run: Run) -> Iterator[str]:
         target, record = one.target, one.records[one.best]
         yield (
             f"{record.group}: {one.best} {one.ratio:.3f}x {target.over}, at least {target.least:g} (aim {target.aim:g}): "
-            f"{one.said}; predicted {target.predicted}" + (f"; {one.hidden} % of the exchange hidden" if one.hidden else "")
+            f"{one.said}; predicted {target.predicted}"
+            + (f"; {one.hidden} % of the exchange hidden" if one.hidden else "")
         )
 
 

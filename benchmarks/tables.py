@@ -773,6 +773,28 @@ def call_cost_rows_only(say: Say, path: Path) -> str:
     return "\n".join([markdown([say(word) for word in words], found), "", where(data["environment"], say)])
 
 
+def call_cost_cpu(say: Say, path: Path) -> str:
+    """Host time of calls that launch nothing, as a multiple of the forward of flash, and how many Python calls they make."""
+    data = json.loads(path.read_text("utf-8"))
+    calls = data["calls"]
+    rows = [
+        (
+            f"`{name}`",
+            f"{found['median_us']:.0f} µs",
+            f"{found['low_us']:.0f} to {found['high_us']:.0f}",
+            f"{found['median_us'] / calls['flash']['median_us']:.1f}",
+            str(found["python_calls"]),
+        )
+        for name, found in calls.items()
+    ]
+    rows += [
+        (say("`{name}`, a new shape").format(name=name), "", "", "", str(found["python_calls"]))
+        for name, found in data["new_shapes"].items()
+    ]
+    words = ("call", "median", "tenth to ninetieth percentile", "over `flash`", "Python functions called")
+    return markdown([say(word) for word in words], rows)
+
+
 def call_cost(say: Say, path: Path, earlier: Path) -> str:
     """Host time of a warm eager call, now and before calls were kept."""
     import call_cost_rows
@@ -1041,6 +1063,7 @@ TABLES = {
     "load-h200": Table(LOADS, loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
     "call-cost-rows-h200": Table(("call-cost-rows-h200.json",), call_cost_rows_only),
+    "call-cost-cpu": Table(("call-cost-cpu.json",), call_cost_cpu),
     "call-cost-h200": Table(("call-cost-h200.json", "call-cost-before-h200.json"), call_cost),
     **{f"suite-{name}-h200": Table((f"suite-{name}-h200.json",), suite) for name in SUITES},
     **{

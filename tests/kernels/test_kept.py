@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,15 @@ from attnbench.kernels.hstu.paged.api import (
     hstu_paged_silu_append,
 )
 from attnbench.kernels.shared import kept
+from attnbench.kernels.shared.card import Card as Properties
+from attnbench.kernels.shared.card import stood_in_for
 
 from .aot import OLDEST
 from .launches import Card, on_no_card
 
 ROOT = Path(__file__).resolve().parents[2]
 bf16, fp16 = torch.bfloat16, torch.float16
+H200 = Properties((9, 0), 132)
 
 
 def rows(*shape: int, dtype: torch.dtype = bf16, offset: int = 0, gap: int = 0) -> torch.Tensor:
@@ -479,6 +483,28 @@ def test_a_warm_call_makes_few_calls_of_python(name, most):
         counted = python_calls(function, **given)
         assert card.through_triton == before
         assert len(counted) <= most, counted
+
+
+NEW_SHAPES: dict[str, Callable[[int], Any]] = {
+    "flash": lambda rows_: flash_attention(*[rows(1, rows_, 16, 128)] * 3, causal=True),
+    "flash, named": lambda rows_: flash_attention(*[rows(1, rows_, 4, 64)] * 3, forward="m128n128w8s2-tma-ws-ticket"),
+    "flash, portable": lambda rows_: flash_attention(*[rows(1, rows_, 4, 64)] * 3, forward="m64n64w4s2-tma"),
+    "dense": lambda rows_: hstu_attention(*[rows(rows_, 4, 64)] * 3, ints(0, rows_), rows_),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("flash", 470), ("flash, named", 475), ("flash, portable", 770), ("dense", 380)]
+)
+def test_a_new_shape_makes_few_calls_of_python(name, most):
+    """One of which nothing is compiled anew: it is checked, configured, launched and recorded, here without Triton."""
+    with on_no_card() as card, stood_in_for(H200):
+        for length in (1100, 1101):
+            NEW_SHAPES[name](length)
+        before = card.through_triton
+        counted = python_calls(NEW_SHAPES[name], rows_=1103)
+        assert card.through_triton == before + 1
+        assert len(counted) <= most, (len(counted), Counter(counted).most_common(40))
 
 
 def test_no_more_is_kept_than_said(monkeypatch):

@@ -83,7 +83,7 @@ def _hopper_takes(*tensors: Tensor) -> bool:
         return False
     from attnbench.kernels.shared.hopper import is_rows
 
-    return all(is_rows(x) and x.shape[-1] % 8 == 0 for x in tensors)
+    return not [x for x in tensors if x.shape[-1] % 8 or not is_rows(x)]
 
 
 def _capability(x: Tensor) -> tuple[int, int]:

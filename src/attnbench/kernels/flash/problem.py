@@ -11,9 +11,8 @@ out and dout [B, Sq, H, Dv], or packed, [Tq, H, D] and so on; lse has the shape 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -35,8 +34,7 @@ LEAST_SCALE = 1e-30
 "The backward divides by the scale, in fp32."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """Sequences, mask and scale of one call.
 
     Query i of a sequence is aligned with key i + Sk - Sq and sees the keys from `left` before to `right` after it.
@@ -92,7 +90,7 @@ class Problem:
         """
         cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
         keys = None if k is None or cu_seqlens_q is not None else rows_in(k, 1)
-        return replace(self, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, keys=keys)
+        return self._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, keys=keys)
 
     def reach(self) -> dict[str, int]:
         """Kernel arguments: the bounds of the mask; 0 for one that the flags leave out."""
@@ -213,7 +211,7 @@ def bounded(problem: Problem, bounds: tuple[int, int], *, causal: bool, window: 
     """
     max_seqlen_q, max_seqlen_k = bounds
     left, right = _reach(causal, window, max_seqlen_q, max_seqlen_k)
-    return replace(problem, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, left=left, right=right)
+    return problem._replace(max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, left=left, right=right)
 
 
 def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:

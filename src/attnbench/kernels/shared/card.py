@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -23,8 +24,13 @@ class Card(NamedTuple):
         """PyTorch's current card; None if there is none."""
         if not torch.cuda.is_available():
             return None
-        found = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return cls((found.major, found.minor), found.multi_processor_count)
+        return _card(torch.cuda.current_device())
+
+
+@cache  # PyTorch's own look-up takes a dozen calls of Python, and a new shape needs several
+def _card(device: int) -> Card:
+    found = torch.cuda.get_device_properties(device)
+    return Card((found.major, found.minor), found.multi_processor_count)
 
 
 stand_in: Card | None = None
@@ -51,11 +57,11 @@ def capability_of(x: Tensor) -> tuple[int, int] | None:
     """Compute capability of a tensor's card; None without a card."""
     if stand_in is not None:
         return stand_in.capability
-    return torch.cuda.get_device_capability(x.device) if x.is_cuda else None
+    return _card(x.get_device()).capability if x.is_cuda else None
 
 
 def processors(x: Tensor) -> int:
     """SMs of a tensor's card; without a card so few that a program processes several tiles."""
     if stand_in is not None:
         return stand_in.processors
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 2
+    return _card(x.get_device()).processors if x.is_cuda else 2

@@ -27,9 +27,9 @@ import types
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import SequenceMatcher, get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from itertools import takewhile
-from operator import eq
+from operator import contains, eq, ge, le
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -189,12 +189,9 @@ class LaunchConfig:
         Raises:
             ValueError: it is neither form; the message says what is wrong and what is accepted.
         """
-        if "=" in text:
-            return cls(**cls._read_full(text))
-        config = cls(**cls.read(text))
-        if spelled and config.short != text:
-            raise ValueError(f"is not how it is spelled; {config.short}")
-        return config
+        kind: Any = cls  # hashable, which mypy does not see
+        found: Self = _parse(kind, text, spelled)
+        return found
 
     @classmethod
     def read_part(cls, text: str) -> dict[str, Any]:
@@ -269,6 +266,16 @@ class LaunchConfig:
 _Config = TypeVar("_Config", bound=LaunchConfig)
 
 
+@lru_cache(maxsize=1024)  # a call with new shapes parses one or two defaults, each time the same
+def _parse(cls: Any, text: str, spelled: bool) -> Any:
+    if "=" in text:
+        return cls(**cls._read_full(text))
+    config = cls(**cls.read(text))
+    if spelled and config.short != text:
+        raise ValueError(f"is not how it is spelled; {config.short}")
+    return config
+
+
 class NoDefaultError(LookupError):
     """A table of defaults has no row that matches."""
 
@@ -277,22 +284,23 @@ class Defaults:
     """Tuned defaults of a kernel family: a TOML table, whose first matching row is used.
 
     The keys of a row are conditions (`RULES` and ``rounds``; a missing key matches everything) and a ``config`` in its
-    short form.  ``rounds`` is the most rounds over the card's SMs that the programs of this configuration may take.  Other
-    keys, such as the card and the date of a measurement, are for the reader.
+    short form.  A rule takes the value of the row, then the one that is asked for.  ``rounds`` is the most rounds over the
+    card's SMs that the programs of this configuration may take.  Other keys, such as the card and the date of a
+    measurement, are for the reader.
     """
 
-    RULES: Mapping[str, Callable[[Any, Any], bool]] = types.MappingProxyType(
+    RULES: Mapping[str, Callable[[Any, Any], object]] = types.MappingProxyType(
         {
-            "cards": lambda said, asked: asked in said,  # major compute capability, 0 the interpreter
-            "item_bytes": lambda said, asked: bool(said == asked),
-            "dim": lambda said, asked: bool(asked <= said),
-            "seqlen": lambda said, asked: bool(asked <= said),
-            "rows": lambda said, asked: bool(asked <= said),
-            "page_size": lambda said, asked: bool(asked >= said),
-            "block_q": lambda said, asked: bool(said == asked),
-            "block_k": lambda said, asked: bool(said == asked),
-            "right": lambda said, asked: bool(said == asked),
-            "packed": lambda said, asked: bool(said == asked),
+            "cards": contains,  # major compute capability, 0 the interpreter
+            "item_bytes": eq,
+            "dim": ge,
+            "seqlen": ge,
+            "rows": ge,
+            "page_size": le,
+            "block_q": eq,
+            "block_k": eq,
+            "right": eq,
+            "packed": eq,
         }
     )
 
@@ -326,7 +334,10 @@ class Defaults:
             NoDefaultError: no row matches: the kernels do not support this.
         """
         for row in self.rows(table):
-            if all(self.RULES[name](row[name], value) for name, value in asked.items() if name in row):
+            for name, value in asked.items():
+                if name in row and not self.RULES[name](row[name], value):
+                    break
+            else:
                 config = kind.parse(row["config"])
                 if also(config) and ("rounds" not in row or rounds(config) <= row["rounds"]):
                     return config

@@ -177,8 +177,8 @@ def strides_in(x: Tensor, axis: int) -> tuple[int | RowCount, ...]:
     if not rows:
         return strides
     if x.is_contiguous():
-        before = (rows_in(x, axis) * (math.prod(x.shape[at + 1 :]) // rows) for at in range(axis))
-        return *before, *strides[axis:]
+        count = rows_in(x, axis)
+        return *[count * (math.prod(x.shape[at + 1 :]) // rows) for at in range(axis)], *strides[axis:]
     found = spans(x.shape, strides, axis)
     return tuple(rows_in(x, axis) * (one // rows) if one in found else one for one in strides)
 
@@ -191,11 +191,16 @@ def spans(shape: Sequence[int], strides: Sequence[int], axis: int) -> tuple[int,
 
 def now(value: Any) -> Any:
     """A value with its counts replaced by their integers, also within tuples."""
-    if isinstance(value, RowCount):
+    if type(value) is RowCount:
         return value.value
-    if isinstance(value, tuple) and any(isinstance(one, RowCount | tuple) for one in value):
-        return _like(value, map(now, value))
+    if isinstance(value, tuple):
+        for one in value:
+            if isinstance(one, _COUNTED):
+                return _like(value, map(now, value))
     return value
+
+
+_COUNTED = (RowCount, tuple)
 
 
 def _like(value: tuple[Any, ...], parts: Any) -> Any:

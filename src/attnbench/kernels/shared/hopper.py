@@ -385,16 +385,11 @@ def tile_layout(dtype: torch.dtype, rows: int, columns: int) -> Any:
 
 def is_rows(x: Tensor) -> bool:
     """Whether `rows_of` can describe a tensor: sequences follow one another in memory, strides are multiples of 16 bytes."""
-    item = x.element_size()
-    strides = x.stride()[-3:-1]
-    behind = x.dim() == 3 or x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
-    return (
-        behind
-        and x.numel() > 0
-        and x.data_ptr() % 16 == 0
-        and x.stride(-1) == 1
-        and all(stride * item % 16 == 0 and stride for stride in strides)
-    )
+    shape, strides, item = x.shape, x.stride(), x.element_size()
+    row, head, dim = strides[-3:]
+    behind = len(shape) == 3 or shape[0] == 1 or strides[0] == shape[1] * strides[1]
+    described = dim == 1 and row != 0 and row * item % 16 == 0 and head != 0 and head * item % 16 == 0
+    return behind and described and x.numel() > 0 and x.data_ptr() % 16 == 0
 
 
 def heads_apart(descriptor: Any, x: Tensor) -> Any:
@@ -423,5 +418,5 @@ def rows_of(x: Tensor, rows: int, columns: int) -> Any:
         [1, 1, rows, 1, columns],
         tile_layout(x.dtype, rows, columns),
     )
-    counted = strides_in(x, 1)[2] if x.dim() == 4 else head_stride
+    counted = head_stride if x.dim() == 3 or x.is_contiguous() else strides_in(x, 1)[2]
     return describes(found, shape={}, strides={3: counted} if isinstance(counted, RowCount) else {})

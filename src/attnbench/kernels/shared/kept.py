@@ -171,26 +171,30 @@ class Plan:
 
     def __init__(self, recorder: Recorder, results: Results, guards: Sequence[tuple[Source, bool]]) -> None:
         returned = [-1 if x is None else recorder.number(x) for x in results]
-        own, cleared, uncleared = list[int](), list[int](), list[int]()
-        mentioned = [(step, recorder.around(step)) for step in recorder.steps]
+        own: list[int] = []
+        cleared: list[int] = []
+        uncleared: list[int] = []
+        launched = [{step} if isinstance(step, int) else step.numbers for step in recorder.steps]
+        mentioned = [*zip(recorder.steps, map(recorder.around, launched), strict=True)]
         for number in range(recorder.given, len(recorder.tensors)):
             clearings = [isinstance(step, int) for step, numbers in mentioned if number in numbers]
-            once = clearings[:1] == [True] and not any(clearings[1:])
+            once = clearings[:1] == [True] and True not in clearings[1:]
             kind = cleared if once else uncleared
-            (own if number in returned or (any(clearings) and not once) else kind).append(number)
+            (own if number in returned or (True in clearings and not once) else kind).append(number)
         numbers = [*own, *cleared, *uncleared, *(-2 - at for at in range(len(recorder.inside)))]
-        order = dict(zip(numbers, range(recorder.given, recorder.given + len(numbers)), strict=True))
-        order |= {number: number for number in range(-1, recorder.given)}
-        self.own = tuple(recorder.layout(number) for number in own)
-        self.inside = tuple((order[number], offset) for number, offset in recorder.inside)
-        self.workspaces = tuple([recorder.layout(number) for number in numbers] for numbers in (cleared, uncleared))
-        self.steps = tuple(_renumbered(step, order) for step in recorder.steps if step not in cleared)
+        order = {number: number for number in range(-1, recorder.given)}
+        order.update(zip(numbers, range(recorder.given, recorder.given + len(numbers)), strict=True))
+        self.own = tuple(map(recorder.layout, own))
+        self.inside = tuple([(order[number], offset) for number, offset in recorder.inside])
+        self.workspaces = [*map(recorder.layout, cleared)], [*map(recorder.layout, uncleared)]
+        pairs = zip(recorder.steps, launched, strict=True)
+        self.steps = tuple([_renumbered(step, order, numbers) for step, numbers in pairs if step not in cleared])
         first = recorder.tensors[0]
         assert first is not None
         self.device = first.get_device()
-        self.results = tuple(order[number] for number in returned)
+        self.results = tuple([order[number] for number in returned])
         found = {f"({recorder.written(source)})=={outcome}" for source, outcome in (*guards, *recorder.kinds)}
-        self.guard = following(" and ".join(sorted(one for one in found if "r[" in one)) or "True")
+        self.guard = following(" and ".join(sorted([one for one in found if "r[" in one])) or "True")
         rows = _AccessedExtents(recorder.tensors)
         self.known = self._extents(rows)
         if not self.guard.at(rows):
@@ -289,12 +293,14 @@ class _Parts:
     __slots__ = ("offsets", "words")
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        ends = list(accumulate((-(-size // PART_BYTES) * PART_BYTES for size in sizes), initial=0))
+        ends = list(accumulate([-(-size // PART_BYTES) * PART_BYTES for size in sizes], initial=0))
         self.offsets, self.words = tuple(ends[:-1]), ends[-1] // 4
 
 
-def _renumbered(step: Repeat | int, order: Mapping[int, int]) -> Repeat | int:
-    return order[step] if isinstance(step, int) else step.renumbered(order)
+def _renumbered(step: Repeat | int, order: Mapping[int, int], numbers: Iterable[int]) -> Repeat | int:
+    if isinstance(step, int):
+        return order[step]
+    return step.renumbered(order) if [number for number in numbers if order[number] != number] else step
 
 
 def is_on_card(x: Tensor | None) -> bool:

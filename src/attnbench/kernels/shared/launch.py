@@ -11,9 +11,10 @@ If anything there is not as expected, there is no `Repeat`, and the kernel is la
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from inspect import getclosurevars, signature
+from functools import lru_cache
+from inspect import signature
 from operator import itemgetter
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -21,8 +22,10 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime import jit
 
-from attnbench.kernels.shared.counts import CountExpression, RowCount, Rows, counts_of, now
+from attnbench.kernels.shared.counts import CountExpression, RowCount, Rows, counts_of
 
+SIMPLE = (int, float, bool, str, type(None))
+"Types of most launch arguments: they contain neither tensors nor counts."
 MOST_MAPS = 64
 "Tensor maps cached for an argument, one for each address: allocators return few addresses again and again."
 
@@ -89,7 +92,7 @@ class _TensorMap:
         extents: Sequence[tuple[int, CountExpression]],
         strides: Sequence[tuple[int, CountExpression]],
     ) -> None:
-        self.descriptor = copy(descriptor)
+        self.descriptor = _copied(descriptor)
         self.descriptor.base = self.descriptor.counts = None  # keeps no tensor alive
         self.make, self.extents, self.strides = make, extents, strides
         self.known = dict[tuple[int, Sequence[int], Sequence[int]], Any]()
@@ -105,13 +108,20 @@ class _TensorMap:
 
     def at(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> Any:
         """The map of a tensor at this address; made here, and cached in `known` by all three."""
-        described = copy(self.descriptor)
+        described = _copied(self.descriptor)
         described.base, described.shape, described.strides = _Address(address), [*shape], [*strides]
         found = self.make(described)[0]
         if len(self.known) >= MOST_MAPS:
             self.known.clear()
         self.known[address, shape, strides] = found
         return found
+
+
+def _copied(descriptor: Any) -> Any:
+    """A shallow copy, without the checks of its class; `copy.copy` takes several times as long."""
+    found = object.__new__(type(descriptor))
+    found.__dict__.update(descriptor.__dict__)
+    return found
 
 
 class _BoundMap(NamedTuple):
@@ -133,11 +143,6 @@ class _DescriptorArgument(NamedTuple):
     "number of its tensor"
     tensor_map: _TensorMap
 
-    @property
-    def moves(self) -> bool:
-        """Whether an extent or a stride depends on the rows."""
-        return bool(self.tensor_map.extents or self.tensor_map.strides)
-
     def bound(self, rows: Rows) -> _BoundMap:
         """The same with its extents and strides, for arguments with these extents."""
         return _BoundMap(self.at, self.number, self.tensor_map, *self.tensor_map.numbers(rows))
@@ -154,15 +159,23 @@ class _TupleArgument:
         number: Callable[[Tensor], int],
         follows: Callable[[RowCount], CountExpression | None],
     ) -> None:
-        self.values = [None if isinstance(value, Tensor) else now(value) for value in values]  # keeps no tensor alive
-        self.pointers = [(at, number(value)) for at, value in enumerate(values) if isinstance(value, Tensor)]
-        counts = ((at, follows(value)) for at, value in enumerate(values) if isinstance(value, RowCount))
-        self.counts = [(at, found) for at, found in counts if found is not None]
+        self.values: list[Any] = []
+        self.pointers: list[tuple[int, int]] = []
+        self.counts: list[tuple[int, CountExpression]] = []
         self.tuples: list[tuple[int, _TupleArgument]] = []
         for at, value in enumerate(values):
-            if not (isinstance(value, Tensor | RowCount) or _is_constant(value)):
-                self.values[at] = None
+            kept = None  # keeps no tensor alive
+            if isinstance(value, Tensor):
+                self.pointers.append((at, number(value)))
+            elif isinstance(value, RowCount):
+                kept = int(value)
+                if (found := follows(value)) is not None:
+                    self.counts.append((at, found))
+            elif _is_constant(value):
+                kept = value
+            else:
                 self.tuples.append((at, _tuple_argument(value, number, follows)))
+            self.values.append(kept)
         self.at = self._at()
 
     @property
@@ -250,6 +263,7 @@ class Repeat:
         "compiled",
         "counts",
         "fixed",
+        "follows",
         "grid",
         "launch",
         "maps",
@@ -280,8 +294,8 @@ class Repeat:
         """
         launcher = compiled.run
         self.launch, between, self.nested = _launcher(launcher, compiled.packed_metadata)
-        scratch = ("global_scratch_size", "profile_scratch_size")
-        if any(getattr(launcher, name) for name in scratch) or getattr(launcher, "gsan_enabled", False):
+        scratch = launcher.global_scratch_size or launcher.profile_scratch_size
+        if scratch or getattr(launcher, "gsan_enabled", False):
             raise LookupError("the kernel needs scratch memory from Triton")
         self.compiled = compiled  # keeps its code loaded
         self.grid = [(axis, found) for axis, n in enumerate(grid) if isinstance(n, RowCount) and (found := follows(n))]
@@ -294,18 +308,23 @@ class Repeat:
         self.pointers: list[tuple[int, int]] = []
         self.tuples: list[tuple[int, _TupleArgument]] = []
         self.maps: list[_DescriptorArgument] = []
+        "descriptors of which an extent or a stride depends on a count"
+        maps: list[_BoundMap] = []
         makers = iter(_makers(compiled))
         for value in values:
             at = len(self.arguments)
-            if isinstance(value, Tensor):
+            if type(value) in SIMPLE:
+                self.arguments.append(value)
+            elif isinstance(value, Tensor):
                 self.pointers.append((at, number(value)))
                 self.arguments.append(None)
             elif hasattr(value, "block_shape"):
-                self.maps.append(
-                    _DescriptorArgument(
-                        at, number(value.base), _TensorMap(value, next(makers), *_following(value, follows))
-                    )
-                )
+                tensor_map = _TensorMap(value, next(makers), *_following(value, follows))
+                described = _DescriptorArgument(at, number(value.base), tensor_map)
+                if tensor_map.extents or tensor_map.strides:
+                    self.maps.append(described)
+                else:
+                    maps.append(described.bound({}))
                 self.arguments += (None, *value.shape, *value.strides)
             elif isinstance(value, RowCount):
                 if (found := follows(value)) is not None:
@@ -316,20 +335,17 @@ class Repeat:
             else:
                 self.tuples.append((at, _tuple_argument(value, number, follows)))
                 self.arguments.append(None)
-        before, maps = [int(extent) for extent in (*grid, 1, 1)[:3]], [one for one in self.maps if not one.moves]
-        self.fixed = Bound(before, self.arguments, self.tuples, [one.bound({}) for one in maps])
+        self.fixed = Bound([int(extent) for extent in (*grid, 1, 1)[:3]], self.arguments, self.tuples, maps)
+        "the launch for the extents of this call; without the descriptors in `maps`"
+        self.follows = bool(self.grid or self.counts or self.maps or [1 for _, filled in self.tuples if filled.moves])
+        "whether anything except addresses differs from call to call"
 
     @property
     def numbers(self) -> set[int]:
         """Numbers of the tensors that it is launched on."""
-        alone = {number for _, number in self.pointers} | {one.number for one in self.maps}
-        return alone.union(*(filled.numbers for _, filled in self.tuples))
-
-    @property
-    def follows(self) -> bool:
-        """Whether anything except addresses differs from call to call."""
-        moving = any(one.moves for one in self.maps) or any(filled.moves for _, filled in self.tuples)
-        return bool(self.grid or self.counts or moving)
+        alone = {number for _, number in self.pointers}
+        alone.update([one.number for one in self.maps], [one.number for one in self.fixed.maps])
+        return alone.union(*[filled.numbers for _, filled in self.tuples])
 
     def renumbered(self, order: Mapping[int, int]) -> Repeat:
         """The same launch, with the tensors renumbered."""
@@ -345,7 +361,7 @@ class Repeat:
         """The launch for arguments with these extents."""
         if not self.follows:
             return self.fixed
-        before, arguments, maps = [*self.fixed.before], [*self.arguments], []
+        before, arguments, maps = [*self.fixed.before], [*self.arguments], [*self.fixed.maps]
         for axis, found in self.grid:
             before[axis] = found.at(rows)
         for at, found in self.counts:
@@ -375,16 +391,18 @@ class Repeat:
 
 def _following(
     descriptor: Any, follows: Callable[[RowCount], CountExpression | None]
-) -> Iterator[list[tuple[int, CountExpression]]]:
+) -> list[list[tuple[int, CountExpression]]]:
     """The extents, then the strides, of a descriptor that depend on a count."""
-    for counts in counts_of(descriptor):
-        yield [(axis, found) for axis, count in counts.items() if (found := follows(count)) is not None]
+    return [
+        [(axis, found) for axis, count in counts.items() if (found := follows(count)) is not None] if counts else []
+        for counts in counts_of(descriptor)
+    ]
 
 
 def _is_constant(value: Any) -> bool:
     if isinstance(value, tuple):
-        return all(map(_is_constant, value))
-    return value is None or isinstance(value, bool | int | float | str)
+        return not [one for one in value if type(one) not in SIMPLE and not _is_constant(one)]
+    return isinstance(value, SIMPLE)
 
 
 def _launcher(launcher: Any, metadata: Any) -> tuple[Callable[..., None], tuple[Any, ...], bool]:
@@ -395,7 +413,8 @@ def _launcher(launcher: Any, metadata: Any) -> tuple[Callable[..., None], tuple[
     """
     launch: Any = getattr(launcher, "launch", None)
     if hasattr(launch, "__closure__"):  # for a kernel with descriptors, whose maps it makes
-        launch = getclosurevars(launch).nonlocals.get("launcher")
+        launch = dict(zip(launch.__code__.co_freevars, launch.__closure__ or (), strict=True)).get("launcher")
+        launch = launch and launch.cell_contents
     if launch is None:
         raise LookupError("the launcher has no launch function")
     unobserved = (None, None, None)  # launch metadata, and the hooks before and after
@@ -403,6 +422,11 @@ def _launcher(launcher: Any, metadata: Any) -> tuple[Callable[..., None], tuple[
         scratch = (None, None)
         return launch, (metadata, *unobserved, *scratch, launcher.arg_annotations, launcher.kernel_signature), True
     return launch, (None, None, metadata, *unobserved), False
+
+
+@lru_cache(maxsize=1)  # takes longer than all that `_makers` does
+def _parameters(function: Callable[..., Any]) -> int:
+    return len(signature(function).parameters)
 
 
 def _makers(compiled: Any) -> list[Callable[[Any], Sequence[Any]]]:
@@ -417,7 +441,7 @@ def _makers(compiled: Any) -> list[Callable[[Any], Sequence[Any]]]:
     from triton.backends.nvidia import driver
 
     make = driver.make_tensordesc_arg
-    rest = (None,) * (len(signature(make).parameters) - 2)
+    rest = (None,) * (_parameters(make) - 2)
 
     def maker(metadata: Mapping[str, Any]) -> Callable[[Any], Sequence[Any]]:
         if metadata is None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from attnbench.kernels.shared.counts import CountExpression, Extent, RowCount, Rows, Source, counts_of, following, now
-from attnbench.kernels.shared.launch import Repeat, hash_callees_first
+from attnbench.kernels.shared.launch import SIMPLE, Repeat, hash_callees_first
 
 
 class Notes(threading.local):
@@ -56,8 +55,7 @@ class Recorder:
         "cached expressions of extents"
         for x in tensors:
             # A tensor that is passed twice is two arguments.
-            twice = any(x is other for other in self.tensors)
-            self.add(x.view_as(x) if x is not None and twice else x)
+            self.add(x.view_as(x) if x is not None and id(x) in self.numbers else x)
         self.steps: list[Repeat | int] = []
         self.fault: str | None = None
 
@@ -67,9 +65,8 @@ class Recorder:
             self.numbers[id(x)] = len(self.tensors)
         self.tensors.append(x)
 
-    def around(self, step: Repeat | int) -> set[int]:
-        """Numbers of the tensors that a step uses, with those inside an own tensor replaced by it."""
-        numbers = {step} if isinstance(step, int) else step.numbers
+    def around(self, numbers: Iterable[int]) -> set[int]:
+        """Numbers of tensors, with those inside an own tensor replaced by it."""
         return {number if number >= 0 else self.inside[-2 - number].number for number in numbers}
 
     def number(self, x: Tensor) -> int:
@@ -102,7 +99,7 @@ class Recorder:
         Raises:
             LookupError: it contains an unknown tensor, or a stride that does not follow from extents.
         """
-        return "".join(one if isinstance(one, str) else self._extent(one) for one in source)
+        return "".join([one if isinstance(one, str) else self._extent(one) for one in source])
 
     def _extent(self, extent: Extent) -> str:
         x, axis, is_stride = extent
@@ -217,7 +214,7 @@ def clear(x: Tensor) -> None:
 
 def launch(kernel: Any, grid: tuple[SupportsIndex, ...], *values: Any, **named: Any) -> None:
     """Launch a Triton kernel on the current device: ``kernel[grid](*values, **named)``."""
-    plain = {name: now(value) for name, value in named.items()}
+    plain = {name: value if type(value) in SIMPLE else now(value) for name, value in named.items()}
     hash_callees_first(kernel)
     compiled = kernel[tuple(map(int, grid))](*map(now, values), **plain)
     recorder = notes.recorder
@@ -236,24 +233,33 @@ def _repeat(
     if compiled is None or kernel.pre_run_hooks:
         raise LookupError("nothing was compiled, or the kernel has hooks")
     given = dict(zip(kernel.arg_names, values, strict=False)) | named
-    ordered = [given.get(param.name, param.default) for param in kernel.params]
-    for param, value in zip(kernel.params, ordered, strict=True):
-        described = hasattr(value, "block_shape")
+    ordered = []
+    for param in kernel.params:
+        try:
+            value = given[param.name]
+        except KeyError:
+            value = param.default
+        ordered.append(value)
+        if type(value) in SIMPLE:
+            continue
         for count in _counts_in(value):
-            unseen = described or (param.do_not_specialize and not isinstance(value, tuple))
+            unseen = hasattr(value, "block_shape") or (param.do_not_specialize and not isinstance(value, tuple))
             recorder.kinds += _kinds(count, specialised=not unseen)
     return Repeat(compiled, grid, ordered, recorder.number, recorder.follows)
 
 
-def _counts_in(value: Any) -> Iterable[RowCount]:
+def _counts_in(value: Any) -> list[RowCount]:
+    found: list[RowCount] = []
     if isinstance(value, RowCount):
-        yield value
+        found.append(value)
     elif isinstance(value, tuple):
         for one in value:
-            yield from _counts_in(one)
+            if type(one) not in SIMPLE:
+                found += _counts_in(one)
     elif hasattr(value, "block_shape"):
         for counts in counts_of(value):
-            yield from counts.values()
+            found += counts.values()
+    return found
 
 
 def _kinds(count: RowCount, *, specialised: bool) -> Iterable[tuple[Source, bool]]:
@@ -267,4 +273,8 @@ def _kinds(count: RowCount, *, specialised: bool) -> Iterable[tuple[Source, bool
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Strides of a contiguous tensor."""
-    return tuple(accumulate((max(1, extent) for extent in reversed(shape[1:])), int.__mul__, initial=1))[::-1]
+    strides, stride = [], 1
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride *= extent or 1
+    return tuple(strides[::-1])

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import triton
-
 FEW = 4
 "Work items of a program in the grid `few`, which share its start and end."
 
 
 def block_of(dim: int) -> int:
     """Columns of a tile for this many dims: a power of two, at least the 16 of a tensor core."""
-    return max(16, triton.next_power_of_2(dim))
+    return max(16, 1 << (dim - 1).bit_length())
 
 
 def group_of(pair_bytes: int, section_mib: float, pairs: int) -> int:

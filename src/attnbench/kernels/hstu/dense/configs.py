@@ -7,6 +7,7 @@ kernels have tables of their own, because these kernels do not support every pro
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -232,7 +233,7 @@ def backward_config(
     """Tuned default of the portable backward; arguments as in `forward_config`."""
     asked = _asked(capability, item_bytes, dim, seqlen)
     if not deterministic:
-        return BackwardConfig(columns=replace(TABLE.first("atomic", ColumnConfig, **asked), atomic=True), rows=None)
+        return BackwardConfig(columns=_atomic(TABLE.first("atomic", ColumnConfig, **asked)), rows=None)
     return BackwardConfig(
         columns=TABLE.first("columns", ColumnConfig, **asked), rows=TABLE.first("rows", RowConfig, **asked)
     )
@@ -266,11 +267,16 @@ def hopper_columns_config(
     if capability != (9, 0) or item_bytes != 2:
         return None
     asked = _asked(capability, item_bytes, max(attn_dim, linear_dim), seqlen)
-    found = replace(TABLE.first("hopper_atomic", ColumnConfig, **asked), atomic=True)
+    found = _atomic(TABLE.first("hopper_atomic", ColumnConfig, **asked))
     fault = hopper_columns_fault(
         found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim, linear_dim=linear_dim
     )
     return None if fault else found
+
+
+@cache  # as many as the table has rows
+def _atomic(config: ColumnConfig) -> ColumnConfig:
+    return replace(config, atomic=True)
 
 
 def _asked(capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> dict[str, Any]:
