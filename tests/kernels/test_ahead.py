@@ -262,7 +262,7 @@ HASHED = """
 import importlib, json, pkgutil, sys
 from triton.runtime.jit import JITCallable
 import attnbench.kernels
-from attnbench.kernels.shared.launch import hash_callees_first
+from attnbench.kernels.shared.keys import hash_callees_first
 
 for found in pkgutil.walk_packages(attnbench.kernels.__path__, "attnbench.kernels."):
     importlib.import_module(found.name)

@@ -10,7 +10,6 @@ If anything there is not as expected, there is no `Repeat`, and the kernel is la
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple, SupportsIndex
 
 from torch import Tensor
 from triton import knobs
-from triton.runtime import jit
 
 from attnbench.kernels.shared.counts import CountExpression, RowCount, Rows, counts_of
 
@@ -41,33 +39,6 @@ def switches() -> tuple[Any, ...]:
     """Triton's settings that select another compiled kernel for the same call."""
     casts = getattr(knobs.compilation, "fpsan_homomorphic_casts", None)  # Triton 3.6 has none
     return knobs.runtime.debug, knobs.compilation.instrumentation_mode, casts
-
-
-_hashing = threading.Lock()
-
-
-def hash_callees_first(kernel: Any) -> None:
-    """Hash the functions of a kernel before those that call them.
-
-    The key of a kernel in the cache on disk contains the globals of all its functions.  Triton 3.6 takes those of a callee
-    before it hashes the callee, which finds them: they were in the key only if a kernel launched earlier in this process
-    had called the same function.  So a kernel compiled by one process was compiled again by the next.
-    """
-    if getattr(kernel, "hash", "") is not None:
-        return  # done already, or an interpreted function
-    finder = jit.DependenciesFinder
-    with _hashing:
-        merge = finder._update_hash
-
-        def hash_and_merge(self: Any, callee: Any) -> None:
-            callee.cache_key  # noqa: B018 (computes it)
-            merge(self, callee)
-
-        finder._update_hash = hash_and_merge
-        try:
-            kernel.cache_key  # noqa: B018
-        finally:
-            finder._update_hash = merge
 
 
 class _Address(NamedTuple):

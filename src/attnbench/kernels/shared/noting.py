@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.shared.counts import CountExpression, Extent, RowCount, Rows, Source, counts_of, following, now
-from attnbench.kernels.shared.launch import SIMPLE, Repeat, hash_callees_first
+from attnbench.kernels.shared.keys import hash_callees_first
+from attnbench.kernels.shared.launch import SIMPLE, Repeat
 
 
 class Notes(threading.local):
