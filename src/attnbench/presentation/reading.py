@@ -214,7 +214,7 @@ def _roofline_facts(record: Record) -> Facts:
         return {}
     flops = work.flops if work.executed_flops is None else work.executed_flops
     compute_ms, memory_ms = flops / matmul / 1e9, work.bytes / copy / 1e6
-    share = max(compute_ms, memory_ms) / record.counters.get("ranks", 1) / time.median_ms
+    share = max(compute_ms, memory_ms) / (record.counters.get("ranks") or 1) / time.median_ms
     return {
         "bound": "compute" if compute_ms >= memory_ms else "memory",
         "share": share,
