@@ -10,4 +10,4 @@ class CpAllgather(ContextParallel):
 
     name, form = "cp-allgather", "allgather"
     title = "All-gather of keys and values, ours"
-    tested = "two NVIDIA H200, torch 2.11"
+    tested = "NVIDIA H200, torch 2.11"

@@ -11,7 +11,7 @@ class CpOne(ContextParallel):
 
     name, form = "cp-one", "one"
     title = "One device, ours"
-    tested = "two NVIDIA H200, torch 2.11"
+    tested = "NVIDIA H200, torch 2.11"
 
     def ranks(self, case: CpCase) -> int:
         """Return 1."""

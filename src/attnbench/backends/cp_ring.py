@@ -10,4 +10,4 @@ class CpRing(ContextParallel):
 
     name, form = "cp-ring", "ring"
     title = "Ring (zigzag), ours"
-    tested = "two NVIDIA H200, torch 2.11"
+    tested = "NVIDIA H200, torch 2.11"

@@ -10,7 +10,7 @@ class CpTorch(ContextParallel):
 
     name, form = "cp-torch", "torch-ring"
     title = "torch context_parallel, cuDNN"
-    tested = "two NVIDIA H200, torch 2.11"
+    tested = "NVIDIA H200, torch 2.11"
     module, ours, compiles = "torch.distributed.tensor.experimental", False, False
     devices = ("cuda",)
     functions, dtypes = ("softmax",), ("fp16", "bf16")

@@ -10,5 +10,5 @@ class CpUlysses(ContextParallel):
 
     name, form = "cp-ulysses", "ulysses"
     title = "Ulysses, ours"
-    tested = "two NVIDIA H200, torch 2.11"
+    tested = "NVIDIA H200, torch 2.11"
     divides_heads = True

@@ -33,6 +33,7 @@ class Fa3FwdFp8(DenseBackend):
 
     name = "fa3-fwd-fp8"
     title = "FlashAttention 3 in e4m3 (fa3-fwd)"
+    tested = "NVIDIA H200, torch 2.11"
     install, module, distribution = Fa3Fwd.install, Fa3Fwd.module, Fa3Fwd.distribution
     limits = replace(
         Fa3Fwd.limits, max_headdim=256, headdim_multiple=16, headdim_v=False, varlen=False, capability=(9, 0)

@@ -30,6 +30,7 @@ class FlashQuant(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
 
     name = "flash-quant"
     title = "Attention in 8 bits, ours (Triton)"
+    tested = "NVIDIA H200, torch 2.11"
     references = ("fa3-fwd", "sage1")
     limits = Limits(max_headdim=128, gqa=True, bottom_right=True, empty_rows=True, varlen=True, capability=(8, 9))
 
