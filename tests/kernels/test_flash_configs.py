@@ -219,7 +219,7 @@ def test_defaults_are_valid_on_their_cards():
 
 
 NARROW, SHORT = "m192n128w12s2-tma-ws-deep-lazy-ticket-l16", "m128n128w8s2-tma-ws-deep-lazy-ticket-l16"
-PIECES, WIDE_PIECES = "m128n128w8s3-tma-ws-pieces-ticket-l16", "m128n64w8s2-tma-ws-pieces-ticket-l16"
+PIECES, WIDE_PIECES = "m128n128w8s3-tma-ws-lazy-pieces-double-ticket-l16", "m128n64w8s2-tma-ws-pieces-ticket-l16"
 LONG_ROWS, WIDE = "m128n128w8s2-tma-ws-deep-lazy-ticket-l16", "m128n64w8s2-tma-ws-split-ticket-l16"
 
 

@@ -4,13 +4,15 @@ import sys
 import time
 from pathlib import Path
 
+from attnbench.machine import neighbours
 from attnbench.machine.device import CPU, Device
 from attnbench.machine.neighbours import Neighbours
 
 MIB = 2**20
 
 
-def test_who_was_there_before_us_is_somebody_else(nvml):
+def test_who_was_there_before_us_is_somebody_else(nvml, monkeypatch):
+    monkeypatch.setattr(neighbours, "_started", set)  # other tests may have left processes
     there = Neighbours(Device("cuda"))
     assert there.words() == "another process was on the card holding 512 MiB: times may be theirs too"
     nvml.card(processes=[[4242, 512 * MIB], [77, 100 * MIB]])
@@ -39,9 +41,10 @@ def test_processes_that_we_have_started_are_not_others(nvml):
         assert alone.words() is None
         nvml.card(processes=[[pid, 600 * MIB] for pid in [*own, 1]])
         assert alone.words().startswith("another process was on the card")
-        nvml.card(processes=[[990000 + pid, 600 * MIB] for pid in range(3)])  # ours, numbered by the driver
+        of_us = 1 + len(neighbours._started())
+        nvml.card(processes=[[990000 + pid, 600 * MIB] for pid in range(of_us)])  # as numbered by a container's driver
         assert alone.words() is None
-        nvml.card(processes=[[990000 + pid, 600 * MIB] for pid in range(4)])
+        nvml.card(processes=[[990000 + pid, 600 * MIB] for pid in range(of_us + 1)])
         assert alone.words().startswith("another process was on the card")
         child.communicate(b"\n")
 

@@ -13,11 +13,13 @@ import pytest
 import torch
 from parallel_problems import close, inputs_of, problem_of, truth
 
+from attnbench.backends.registry import resolve
 from attnbench.errors import Crashed
 from attnbench.machine import child
 from attnbench.machine.device import CPU
 from attnbench.parallel.problem import FUNCTIONS, HSTU, SOFTMAX, Problem
 from attnbench.parallel.team import Session, Team, return_team, take_team
+from attnbench.workloads.attention_cp import WORKLOAD
 from waiting import alive, gone
 
 LENGTHS = [(64,), (1,), (3,), (127,), (129,), (1000,), (0, 7, 0), (300, 41, 0, 1, 63), (50, 50, 50)]
@@ -142,6 +144,17 @@ def test_a_team_serves_the_next_session_of_its_owner_and_not_one_that_has_ended(
     other = take_team("test", [CPU])
     assert other is not first
     other.end()
+
+
+def test_a_team_is_started_before_its_session_and_once():
+    backend, case = resolve("cp-ring", None), WORKLOAD.case({"world": 2})
+    for _ in range(2):
+        backend.prestart(case, torch.device("cpu"))
+    started = take_team("cp-ring", [CPU] * 2)
+    other = take_team("cp-ring", [CPU] * 2)
+    assert other is not started, "one was started, by the first of two calls"
+    for team in (started, other):
+        team.end()
 
 
 def test_a_form_that_raises_ends_its_team_and_says_which_rank():

@@ -170,6 +170,38 @@ def test_the_baseline_is_first_in_the_sampler_and_an_unknown_one_is_no_harm(carr
     assert seen == [["honest", "honest-too"], ["honest-too"]]
 
 
+def test_what_sessions_need_is_started_before_inputs_and_an_error_is_left_to_the_session(carried_out, monkeypatch):
+    events = []
+
+    def started(backend, case, place):
+        events.append(f"start {backend.name} on {place}")
+        raise RuntimeError("not enough devices")
+
+    def prepare(run):
+        kind = type(run.workload)
+        monkeypatch.setattr(kind, "inputs", noted(events, "inputs", kind.inputs))
+
+    import misbehaving
+
+    monkeypatch.setattr(group, "backend_for", lambda name, case, files: getattr(misbehaving, name)())
+    for kind in (misbehaving.Honest, misbehaving.HonestToo):
+        monkeypatch.setattr(kind, "prestart", started, raising=False)
+        monkeypatch.setattr(kind, "session", noted(events, f"session {kind.name}", kind.session))
+    found = carried_out("Honest", "HonestToo", prepare=prepare)
+    assert {record.status for record in found.values()} == {Status.PASSED}
+    assert events[:2] == ["start honest on cpu", "start honest-too on cpu"]
+    assert [event for event in events if event != "inputs"][2:4] == ["session honest", "session honest-too"]
+    assert events[2] == "inputs"
+
+
+def noted(events, word, function):
+    def call(*given, **named):
+        events.append(word)
+        return function(*given, **named)
+
+    return call
+
+
 def test_a_variant_nobody_knows_is_its_own_backends_failure(carried_out):
     found = carried_out("honest", "of-a-variant-nobody-knows", "honest-too")
     assert [found[name].status for name in ("honest", "honest-too")] == [Status.PASSED] * 2

@@ -252,6 +252,12 @@ class Backend(ABC, Generic[CaseT, InputsT]):
         there = " and ".join(self.devices)
         require(self.name, (machine.device in self.devices, "device", machine.device, "is not supported", there))
 
+    def prestart(self, case: CaseT, device: device) -> None:
+        """Start in the background what a session will need, such as processes, while inputs and oracles are made.
+
+        Errors are ignored: the session meets them again, and they are reported there.
+        """
+
     def check_together(self, case: CaseT, workloads: Set[str]) -> None:
         """For a backend that carries others: refuse a case with an option that none of its rows uses.
 

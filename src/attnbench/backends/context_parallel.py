@@ -17,7 +17,7 @@ from attnbench.errors import AttnbenchError, Unavailable, refusal
 from attnbench.workloads.attention_cp.case import FUNCTIONS, CpCase
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, device
 
     from attnbench.parallel.problem import Problem
     from attnbench.parallel.team import Session
@@ -102,9 +102,15 @@ class ContextParallel(Backend[CpCase, "AttentionInputs | HstuInputs"]):
             name = "NCCL" if machine.device == "cuda" else "gloo"
             raise Unavailable(refusal(self.name, "torch", name, "is not part of this build", f"a build with {name}"))
 
+    def prestart(self, case: CpCase, device: device) -> None:
+        """Start the team's processes: all teams of a group then start at the same time."""
+        from attnbench.parallel.team import devices_from, start_team
+
+        start_team(self.name, devices_from(device, self.ranks(case), self.name))
+
     @contextmanager
     def session(self, case: CpCase, inputs: AttentionInputs | HstuInputs) -> Iterator[Launch]:
-        """Start a team of processes, each with its rows, and yield its launch."""
+        """Take a team of processes, each with its rows, and yield its launch."""
         from attnbench.parallel.team import Session, devices_from, return_team, take_team
 
         team = take_team(self.name, devices_from(inputs.q.device, self.ranks(case), self.name))

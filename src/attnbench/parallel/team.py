@@ -123,6 +123,13 @@ _IDLE: dict[tuple[str, tuple[Device, ...]], Team] = {}
 """Teams without a session, by owner and devices: starting a rank takes many seconds, mostly to import torch."""
 
 
+def start_team(who: str, devices: Sequence[Device]) -> None:
+    """Start a team for the next session of `who` on these devices, unless there is one."""
+    key = who, tuple(devices)
+    if key not in _IDLE:
+        _IDLE[key] = Team(who, devices)
+
+
 def take_team(who: str, devices: Sequence[Device]) -> Team:
     """Return the team that `who` had before on these devices, or a new one; never another owner's."""
     return _IDLE.pop((who, tuple(devices)), None) or Team(who, devices)

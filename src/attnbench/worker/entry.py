@@ -15,6 +15,7 @@ from attnbench.backends.base import Backend, Launch
 from attnbench.backends.registry import all_backends, is_shipped, parse_selector, resolve
 from attnbench.check.globals import GlobalState
 from attnbench.errors import Unavailable, Unsupported, UsageError, refusal
+from attnbench.machine.device import Device
 from attnbench.measure.subject import Misleading
 from attnbench.measure.timer import Untimed
 from attnbench.record import Record
@@ -60,6 +61,13 @@ class Entry:
         return Entry(
             index=self.index, backend=self.backend, builder=self.builder, by_itself=by_itself, repeated=repeated
         )
+
+    def prestart(self, case: Case, device: Device) -> None:
+        """Let the backend start what its session needs; the session meets errors again, and they are reported there."""
+        import torch
+
+        with suppress(Exception):
+            self.backend.prestart(case, torch.device(str(device)))
 
     def run_once(self, mode: str) -> None:
         """Run the forward, and the backward if the mode includes it."""

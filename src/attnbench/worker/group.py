@@ -111,6 +111,7 @@ class GroupRun(GroupEnds):
         try:
             with globals_kept([builder], but=ON_IMPORT):
                 entry = Entry(index=index, backend=self._found(name, builder), builder=builder)
+                entry.prestart(self.case, self.device)
         except (Unavailable, Unsupported) as why:
             self.on_record(builder.failed(Status.SKIPPED, str(why)))
         except Exception as error:  # catches everything: whatever a backend raises becomes its record
@@ -225,8 +226,7 @@ class GroupRun(GroupEnds):
         return "ended"
 
     def _first_call(self, entry: Entry) -> None:
-        builder = entry.builder
-        detail = ": compiling" if entry.backend.compiles else ""
+        builder, detail = entry.builder, ": compiling" if entry.backend.compiles else ""
         self._turn(entry.index, f"set-up{detail}")
         entry.held_bytes = allocated(self.device)
         started = time.perf_counter()
