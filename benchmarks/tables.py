@@ -1015,7 +1015,6 @@ OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "hstu"))
 """Context-parallel attention; a run of each part of the suite."""
 TABLES = {
     "backends": Table((), backends),
-    "context-parallel-2xh200": Table(OVER_GPUS, over_gpus),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
     "quick-h200": Table(("quick-h200.json",), on_card),
     "precision-h200": Table(("precision-h200.json",), precision),
@@ -1076,6 +1075,7 @@ TABLES = {
             "flash-sparse-double-64-h200",
         )
     },
+    "context-parallel-2xh200": Table(OVER_GPUS, over_gpus),
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
     "video-kernels-h200": Table(("video-captures-h200.json",), video_kernels),
