@@ -4,7 +4,7 @@ import random
 import pytest
 
 from attnbench.formats.layouts.base import imported_record, imported_run, imported_time
-from attnbench.presentation.blocks import blocks, case_blocks
+from attnbench.presentation.blocks import blocks, case_blocks, sweep
 from attnbench.presentation.columns import View
 from attnbench.presentation.matrix import _out_of_memory, summary
 from attnbench.record import PlannedGroup, Settings, Status
@@ -49,6 +49,22 @@ def test_forward_and_backward_together_are_not_called_a_backward():
     found = summary(run_of(*(make_group(make_case(seqlen=size, mode="fwd-bwd"), rates) for size in (512, 1024))))
     assert [row.name for row in found.matrices[0].rows] == ["s512", "s1024"]
     assert found.matrices[0].title.endswith("-bf16-fwd-bwd")
+
+
+def test_a_case_with_nothing_of_its_own_is_named_by_what_it_lacks():
+    rates = {"base": 100.0, "mine": 200.0}
+    plain, causal = (make_group(make_case(causal=causal), rates) for causal in (False, True))
+    (matrix,) = summary(run_of(plain, causal)).matrices
+    assert [row.name for row in matrix.rows] == ["without causal", "causal"]
+    (merged,) = sweep(run_of(plain, causal))
+    assert [line.cells["case"] for line in merged.lines] == ["without causal"] * 2 + ["causal"] * 2
+
+
+def test_the_title_says_of_all_rows_only_what_rows_of_gaps_have_too():
+    first, second = (make_group(make_case(causal=True, seqlen=n), {"base": 1.0, "mine": 2.0}) for n in (512, 1024))
+    (matrix,) = summary(run_of(first, second, [make_lost(make_case(), "base", Status.OOM, "full")])).matrices
+    assert [row.name for row in matrix.rows] == ["s512-causal", "s1024-causal", "s16384"]
+    assert "causal" not in matrix.title
 
 
 def test_a_winning_baseline_is_held_against_the_next():

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from attnbench.presentation.columns import View
+from attnbench.presentation.details import _phases
 from attnbench.record import Environment, Settings, Status
 from attnbench.report.table import render_run
 from attnbench.report.terminal import decimal_aligned, marked
@@ -219,6 +220,14 @@ def test_phases_of_another_timer_are_not_said_to_be_of_the_rows():
         (False, "cupti"),
         (True, "wall"),
     ]
+
+
+def test_a_phase_not_known_to_within_itself_shows_both_ends():
+    (record,) = make_group(make_case(), {"a": 100.0})
+    wild = make_time([0.2] * 9, ci_low_ms=0.1, ci_high_ms=30.0)
+    record = dataclasses.replace(record, phases={"quantise": wild})
+    (table,) = _phases(make_run([record]), "case", [record])
+    assert table.lines[0].cells["median margin"] == "100 to 30000"
 
 
 def test_a_cpu_run_names_the_cpu_and_claims_no_clock():

@@ -134,33 +134,36 @@ def _merged(run: Run, parts: Sequence[Block]) -> Block:
     unit = figures.unit_for(_known_times(records))
     bases = baselines(records)
     order = list(dict.fromkeys(record.backend for record in run.records))
-    shared = shared_words(records)
+    shared, names = short_names(record.case_id for record in records)
     lines = []
     for part in parts:
         # The plan's order in every case, so that one backend can be followed down the table.
         for line in sorted(part.lines, key=lambda line: order.index(line.record.backend)):
             drawn = line_of(line.record, unit, bases, line.fastest, line.processes)
             gpu = gpu_name(run, line.record) or ""
-            cells = {"case": without_words(part.title, shared), "gpu": gpu, **drawn.cells}
+            cells = {"case": names[part.title], "gpu": gpu, **drawn.cells}
             lines.append(dataclasses.replace(drawn, cells=cells))
     first = filled([Column("case", "case", 0, number=False), Column("gpu", "GPU", 0, number=False)], lines)
     conditions = conditions_of(run, measured)
     notes = remarks(run, measured, replicated=any(line.processes for line in lines))
-    title = f"{run.suite}, all {'-'.join(shared)}" if shared else run.suite
+    title = f"{run.suite}, all {shared}" if shared else run.suite
     return Block(
         title, conditions, [*first, *columns_for(unit, lines)], lines, notes=notes, reading=read_sweep(run, records)
     )
 
 
-def shared_words(records: Sequence[Record]) -> list[str]:
-    """Return the parts that all case names share, in order, to be shown once above; none for a single case."""
-    names = [_words(name) for name in dict.fromkeys(record.case_id for record in records)]
-    return [word for word in names[0] if len(names) > 1 and all(word in name for name in names)]
+def short_names(case_ids: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """Return what all case names share, to be shown once above, and a short name of each case.
 
-
-def without_words(title: str, words: Collection[str]) -> str:
-    """Return a case's name without some of its parts; the whole name if nothing would be left."""
-    return "-".join(word for word in _words(title) if word not in words) or title
+    A short name is what a case has beyond the shared part.  A case with nothing beyond it is named by what the others
+    have and it lacks, such as ``without causal``; a single case shares nothing and keeps its name.
+    """
+    words = {case_id: _words(case_id) for case_id in case_ids}
+    every = list(words.values())
+    shared = [word for word in every[0] if all(word in one for one in every)] if len(every) > 1 else []
+    own = {case_id: [word for word in one if word not in shared] for case_id, one in words.items()}
+    lacking = f"without {', '.join(dict.fromkeys(word for one in own.values() for word in one))}"
+    return "-".join(shared), {case_id: "-".join(one) or lacking for case_id, one in own.items()}
 
 
 def _words(name: str) -> list[str]:

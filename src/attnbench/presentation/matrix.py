@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from attnbench.presentation import figures, serving_run
 from attnbench.presentation.block import Block, Lost, backend_name
-from attnbench.presentation.blocks import by_case, lost_of, shared_words, sweep, without_words
+from attnbench.presentation.blocks import by_case, lost_of, short_names, sweep
 from attnbench.presentation.columns import VALUES, View
 from attnbench.presentation.conditions import Conditions
 from attnbench.presentation.gpus import spread_of_gpus
@@ -117,7 +117,6 @@ def summary(run: Run, view: View | None = None) -> Summary:
     for block in sweep(run):
         records = [line.record for line in block.lines]
         titles = {column.key: column.title for column in block.columns}
-        shared = shared_words(records)
         rows: dict[Place, dict[str, Cell]] = {}
         # An imported run may know means alone.
         shown = "mean" if metric == "median" and "median" not in titles else metric
@@ -128,8 +127,7 @@ def summary(run: Run, view: View | None = None) -> Summary:
             rows.setdefault(place, {})[backend_name(line.record)] = Cell(
                 line.cells.get(shown, ""), marks.get((case_of(line.record), line.record.backend), ""),
                 None if value is None else value * unit)  # fmt: skip
-        title = " · ".join(filter(None, (titles.get(shown, shown), f"all {'-'.join(shared)}" if shared else "")))
-        matrices.append(_matrix(run, title, block.conditions, records, rows, shared))
+        matrices.append(_matrix(run, titles.get(shown, shown), block.conditions, records, rows))
         notes += block.notes
         reading += block.reading
     return Summary(
@@ -175,43 +173,57 @@ def _out_of_memory(records: Sequence[Record]) -> list[str]:
 
 def _matrix(
     run: Run,
-    title: str,
+    values: str,
     conditions: Conditions | None,
     records: Sequence[Record],
     cells: Mapping[Place, Mapping[str, Cell]],
-    shared: Sequence[str],
 ) -> Matrix:
-    """Return rows and columns in the order of the run, with the status of records without a value."""
+    """Return rows and columns in the order of the run, with the status of records without a value.
+
+    Args:
+        run: of which `records` were measured under `conditions`.
+        values: the name of what the cells show, with its unit.
+        conditions: of the whole matrix.
+        records: timed ones.
+        cells: by row and backend.
+    """
     there = {backend_name(record) for record in records}
     backends = [name for name in dict.fromkeys(map(backend_name, run.records)) if name in there]
-    names = {case_of(record): record.case_id for record in records}
+    case_ids = {case_of(record): record.case_id for record in records}
     gaps: dict[str, dict[str, Cell]] = {}
     for record in run.records:
         if record.time is None:
             gaps.setdefault(case_of(record), {})[backend_name(record)] = Cell(record.status.value)
-    rows = [Row(without_words(names[case], shared), names[case],
+    # A case without any time is a row of gaps, which belongs to no set of conditions in particular.
+    timed = {case_of(record) for record in run.records if record.time}
+    untimed = {case_of(record): record.case_id for record in run.records if case_of(record) not in timed}
+    shared, names = short_names([*case_ids.values(), *untimed.values()])
+    rows = [Row(names[case_ids[case]], case_ids[case],
                 {name: cell for name in backends if (cell := found.get(name) or gaps.get(case, {}).get(name))}, gpu)
             for (case, gpu), found in cells.items()]  # fmt: skip
-    # A case without any time is a row of gaps, which belongs to no set of conditions in particular.
-    rows += [Row(without_words(case_id, shared), case_id, {name: cell for name in backends if (cell := row.get(name))})
-             for case, row in gaps.items() if not any(one.time for one in run.records if case_of(one) == case)
-             for case_id in [next(one.case_id for one in run.records if case_of(one) == case)]]  # fmt: skip
+    rows += [Row(names[case_id], case_id, {name: cell for name in backends if (cell := gaps[case].get(name))})
+             for case, case_id in untimed.items()]  # fmt: skip
     order = list(dict.fromkeys(record.case_id for record in run.records))
-    return Matrix(title, conditions, backends, sorted(rows, key=lambda row: order.index(row.case_id)))
+    return Matrix(_title(values, shared), conditions, backends, sorted(rows, key=lambda row: order.index(row.case_id)))
 
 
 def _checks(run: Run) -> Matrix:
     """For a run that timed nothing: whether each backend was right."""
-    shared, rows = shared_words(run.records), []
+    shared, names = short_names(record.case_id for record in run.records)
+    rows = []
     for records in by_case(run.records).values():
         cells = {}
         for name, members in by_backend(records).items():
             wrong = next((one.status for one in members if one.status is not Status.PASSED), None)
             cells[backend_name(members[0]) if members else name] = Cell(RIGHT if wrong is None else wrong.value)
-        rows.append(Row(without_words(records[0].case_id, shared), records[0].case_id, cells))
+        rows.append(Row(names[records[0].case_id], records[0].case_id, cells))
     ran = [name for name in dict.fromkeys(map(backend_name, run.records))
            if any(row.cells[name].text == RIGHT for row in rows if name in row.cells)]  # fmt: skip
-    return Matrix(f"outputs · all {'-'.join(shared)}" if shared else "outputs", None, ran, rows)
+    return Matrix(_title("outputs", shared), None, ran, rows)
+
+
+def _title(values: str, shared: str) -> str:
+    return f"{values} · all {shared}" if shared else values
 
 
 def _unit(title: str, metric: str) -> float:

@@ -33,7 +33,7 @@ def draw(data: RunData, styles: Styles) -> Iterable[Figure]:
     """Yield a map for each workload and set of conditions with at least two shapes in which backends were compared."""
     parts = data.by_conditions()
     for number, tables in enumerate(parts):
-        contests = [table for table in tables if len(table.records) > 1]
+        contests = [table for table in tables if len(table.standing) > 1]
         if len(contests) > 1:
             conditions = contests[0].conditions.words() if len(parts) > 1 else []
             yield _figure(contests, styles, f"-{number + 1}" if number else "", conditions, data.without_point)
