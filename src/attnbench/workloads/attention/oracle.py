@@ -134,7 +134,7 @@ def in_blocks(
     """
     beside = beside or {}
     if workspace is None:
-        workspace = parts.CPU_WORKSPACE if inputs.q.device.type == "cpu" else parts.WORKSPACE
+        workspace = parts.workspace_on(inputs.q.device)
     shapes = parts.output_shapes(case, draw)
     result = {name: torch.empty(shape, dtype=dtype, device=inputs.q.device) for name, shape in shapes.items()}
     views = {name: parts.result_pieces(case, name, tensor, draw) for name, tensor in result.items()}
@@ -167,7 +167,7 @@ def _blocks(case: AttentionCase, pairs: Sequence[Part], workspace: int) -> Itera
 
 @torch.no_grad()
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None = None, *, rule: Rule, workspace: int = parts.WORKSPACE
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None = None, *, rule: Rule, workspace: int | None = None
 ) -> dict[str, Tensor]:
     """Attention of N pairs of the same lengths, in chunks of rows.
 
@@ -182,6 +182,8 @@ def attend(
     Returns:
         out [N, R, Sq, Dv], and with `dout` dq [N, R, Sq, D], dk [N, Sk, D], dv [N, Sk, Dv].
     """
+    if workspace is None:
+        workspace = parts.workspace_on(q.device)
     count, heads, queries, _ = q.shape
     keys = k.shape[1]
     wide = torch.promote_types(q.dtype, torch.float32)

@@ -33,6 +33,9 @@ WORKSPACE = 2**30
 CPU_WORKSPACE = 2**24
 "The same on a CPU, where intermediates larger than the cache take about twice the time."
 
+SHARE = 32
+"The same on a small GPU: its memory divided by this."
+
 ITEM_BYTES = 8
 "Size of fp64, the widest precision of the oracle, for which memory is planned."
 
@@ -41,6 +44,13 @@ SCORES = 6
 
 QUERY_SIDE = ("q", "dout", "out", "dq")
 "Tensors with one row per query and the query heads; all others have one row per key and the KV heads."
+
+
+def workspace_on(device: torch.device) -> int:
+    """Return the limit of the oracle's intermediate results on a device, bytes; the same in every process."""
+    if device.type != "cuda":
+        return CPU_WORKSPACE if device.type == "cpu" else WORKSPACE
+    return min(WORKSPACE, torch.cuda.get_device_properties(device).total_memory // SHARE)
 
 
 def input_names(case: AttentionCase) -> tuple[str, ...]:
@@ -128,7 +138,7 @@ def choose(case: AttentionCase, *, seed: int, max_bytes: int) -> Draw:
     keys, each with the first and the last KV head.
     """
     everything = list(product(range(case.batch), range(case.nheads_kv)))
-    workspace = min(WORKSPACE, sum(work_bytes(case, pair) for pair in everything))
+    workspace = min(WORKSPACE, max_bytes // 2, sum(work_bytes(case, pair) for pair in everything))
     corners = set(product(_corner_sequences(case), {0, case.nheads_kv - 1}))
     return draw_parts(
         everything,

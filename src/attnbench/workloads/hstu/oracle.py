@@ -151,7 +151,7 @@ def attend(
         out, and with `dout` dq, dk, dv, in the layout of v, q, k, v with the rows of each.
     """
     if workspace is None:
-        workspace = parts.CPU_WORKSPACE if q.device.type == "cpu" else parts.WORKSPACE
+        workspace = parts.workspace_on(q.device)
     heads, queries, _ = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     out, dq = q.new_zeros(heads, queries, v.shape[2]), torch.zeros_like(q)

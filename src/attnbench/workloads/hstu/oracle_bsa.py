@@ -316,7 +316,7 @@ def spread(gradient: Tensor, shape: SequenceShape, case: HstuCase) -> Tensor:
 
 def _chunks(case: HstuCase, shape: SequenceShape, inputs: HstuInputs, workspace: int | None) -> list[range]:
     count = -(-shape.seen // case.block_size)
-    room = workspace or (parts.CPU_WORKSPACE if inputs.q.device.type == "cpu" else parts.WORKSPACE)
+    room = workspace or parts.workspace_on(inputs.q.device)
     step = max(1, room // (parts.ITEM_BYTES * parts.SCORES * case.nheads * (count + 1)))
     return [range(start, min(start + step, shape.queries)) for start in range(0, shape.queries, step)]
 

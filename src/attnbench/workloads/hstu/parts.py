@@ -18,13 +18,13 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attnbench.workloads.attention.parts import CPU_WORKSPACE, ITEM_BYTES, SCORES, UNIT, WORKSPACE
+from attnbench.workloads.attention.parts import ITEM_BYTES, SCORES, UNIT, WORKSPACE, workspace_on
 from attnbench.workloads.base import Draw, in_layout
 from attnbench.workloads.drawing import Part, draw_parts
 from attnbench.workloads.hstu.case import HstuCase
 from attnbench.workloads.hstu.lengths import SequenceShape
 
-__all__ = ["CPU_WORKSPACE", "ITEM_BYTES", "SCORES", "WORKSPACE"]
+__all__ = ["ITEM_BYTES", "SCORES", "WORKSPACE", "workspace_on"]
 
 QUERY_SIDE = ("q", "gates", "dout", "out", "dq", "dgates")
 "Tensors with one row per query; all others have one row per key."
@@ -104,7 +104,7 @@ def choose(case: HstuCase, *, seed: int, max_bytes: int) -> Draw:
     always included: first, last, shortest and longest sequence, each with the first and the last head.
     """
     everything = list(product(range(case.batch), range(case.nheads)))
-    workspace = min(WORKSPACE, sum(_work_bytes(case.sequences[s]) for s, _ in everything))
+    workspace = min(WORKSPACE, max_bytes // 2, sum(_work_bytes(case.sequences[s]) for s, _ in everything))
     order = range(case.batch)
     extremes = {pick(order, key=lambda s: case.sequences[s].length) for pick in (min, max)}
     corners = set(product({0, case.batch - 1} | extremes, {0, case.nheads - 1}))

@@ -187,7 +187,7 @@ def errors_of(
         workspace: limit of intermediate results in bytes.
     """
     if workspace is None:
-        workspace = parts.CPU_WORKSPACE if q.device.type == "cpu" else parts.WORKSPACE
+        workspace = parts.workspace_on(q.device)
     heads, queries, _ = q.shape
     keys = k.shape[1]
     names = ("out",) if dout is None else ("out", "dq", "dk", "dv")
