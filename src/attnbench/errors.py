@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 
 class AttnbenchError(Exception):
@@ -70,6 +71,14 @@ def unknown(who: str, field: str, value: object, accepted: Iterable[str]) -> Usa
     names = sorted(accepted)
     todo = did_you_mean(nearest(str(value), names))
     return UsageError(refusal(who, field, value, "is not known", f"one of {', '.join(names)}", todo))
+
+
+def absent(path: str | Path) -> str:
+    """Say what is wrong with a path without a file: it is a folder, or nothing is there."""
+    try:
+        return "is a folder" if Path(path).is_dir() else "is not there"
+    except OSError:  # a name too long
+        return "is not there"
 
 
 def did_you_mean(near: Sequence[str]) -> str:

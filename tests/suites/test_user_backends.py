@@ -141,6 +141,12 @@ def test_a_plan_takes_its_word(tmp_path):
 
 def test_a_name_no_file_can_have_is_not_there_and_no_process_asks_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(user_backends, "ask", lambda *args, **kwargs: pytest.fail("asked"))
-    for name in ("a" * 5000 + ".py", "\0.py", str(tmp_path)):
-        with pytest.raises(UsageError, match="is not there; a Python file with a function attention, or a Backend"):
+    text = write(tmp_path, "", "kernel.txt")
+    for name, wrong in (
+        ("a" * 5000 + ".py", "is not there"),
+        ("\0.py", "is not there"),
+        (str(tmp_path), "is a folder"),
+        (text, r"does not end in \.py"),
+    ):
+        with pytest.raises(UsageError, match=f"{wrong}; a Python file with a function attention, or a Backend"):
             known_backends([name])

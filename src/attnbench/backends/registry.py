@@ -28,7 +28,7 @@ from types import ModuleType
 from attnbench.backends.base import Backend, Launch
 from attnbench.backends.files import module_of
 from attnbench.backends.plain import FUNCTION, LAYOUTS, SIGNATURE, plain_backend
-from attnbench.errors import Unavailable, UsageError, refusal, unknown
+from attnbench.errors import Unavailable, UsageError, absent, refusal, unknown
 from attnbench.text import shown, spelled
 from attnbench.workloads.base import Case, Inputs
 
@@ -370,7 +370,7 @@ def _from_entry_point(entry: importlib.metadata.EntryPoint) -> list[Backend]:
 def _from_file(file: str) -> list[type[Backend]]:
     path = Path(file).resolve()
     if not path.is_file():
-        raise UsageError(refusal("backends", "file", file, "is not there", A_FILE))
+        raise UsageError(refusal("backends", "file", file, absent(file), A_FILE))
     try:
         module = module_of(path)
     except (Exception, SystemExit) as error:  # the user's file may fail in any way

@@ -296,9 +296,13 @@ def backend_words(values: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[
     Raises:
         UsageError: a value names nothing.
     """
-    words = selector_words("--backends", values)
-    files = [word for word in words if word.endswith(".py")]
-    return tuple(word for word in words if not word.endswith(".py")), tuple(dict.fromkeys(files))
+    files: list[str] = []
+    names: list[str] = []
+    for word in selector_words("--backends", values):
+        # A path to something else is refused as a file: no backend has such a name.
+        is_path = word.endswith(".py") or "/" in word.partition("[")[0]
+        (files if is_path else names).append(word)
+    return tuple(names), tuple(dict.fromkeys(files))
 
 
 def selector_words(flag: str, values: Sequence[str] | None) -> list[str]:

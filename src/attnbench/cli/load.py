@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.cli.executors import add_no_wait
 from attnbench.cli.parser import Parser
-from attnbench.errors import UsageError, refusal, unknown
+from attnbench.errors import UsageError, absent, refusal, unknown
 from attnbench.store.files import is_file
 from attnbench.suites.settings import between, whole
 from attnbench.workloads.hstu_serving.case import ON_HOST_HIT, PAGE_SIZES
@@ -250,7 +250,7 @@ def options_of(args: argparse.Namespace) -> Options:
         wrong = "does not go with --graph, it is of one step's lengths"
         raise UsageError(refusal(WHO, "--attention", args.attention, wrong, "paged"))
     if args.checkpoint is not None and not is_file(args.checkpoint):
-        raise UsageError(refusal(WHO, "--checkpoint", args.checkpoint, "is not there", "a safetensors file"))
+        raise UsageError(refusal(WHO, "--checkpoint", args.checkpoint, absent(args.checkpoint), "a safetensors file"))
     if args.attention not in (None, "reference") and not device.on_gpu:
         raise UsageError(refusal(WHO, "--attention", args.attention, "has no kernels for a CPU", "reference"))
     _check_together(args, cached=not (args.no_cache or preset.config.recency), on_host=bool(asked["host_pages"]))

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbench.errors import AttnbenchError, UsageError, refusal
+from attnbench.errors import AttnbenchError, UsageError, absent, refusal
 from attnbench.record import Run
 from attnbench.store.files import is_file
 from attnbench.store.load_file import ENDING, LoadRun
@@ -158,7 +158,7 @@ def _kept(text: str, folder: str) -> tuple[tuple[str, str] | None, str]:
 def _nowhere(text: str, folder: str, who: str, why_not: str) -> UsageError:
     latest = _files(folder, "*.json")[-1:]
     todo = why_not or (f"the latest is {latest[0]}" if latest else "")
-    return UsageError(refusal(who, "RUN", text, "is not there", f"a run file, or the id of one in {folder}", todo))
+    return UsageError(refusal(who, "RUN", text, absent(text), f"a run file, or the id of one in {folder}", todo))
 
 
 def _files(folder: str, pattern: str) -> list[Path]:

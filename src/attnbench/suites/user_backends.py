@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.backends.base import Backend
 from attnbench.backends.describe import Described, describe, describe_configs
 from attnbench.backends.registry import A_FILE, all_backends, introduced
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import UsageError, absent, refusal
 from attnbench.machine.child import ask, reply
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ def _stamp(file: str) -> tuple[int, int]:
             raise FileNotFoundError
         state = Path(file).stat()
     except (OSError, ValueError):  # missing, a name too long, a NUL
-        wrong = "is not there"
-        raise UsageError(refusal("backends", "file", file, wrong, A_FILE)) from None
+        raise UsageError(refusal("backends", "file", file, absent(file), A_FILE)) from None
+    if not file.endswith(".py"):
+        raise UsageError(refusal("backends", "file", file, "does not end in .py", A_FILE))
     return state.st_mtime_ns, state.st_size
 
 
