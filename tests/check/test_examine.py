@@ -106,6 +106,45 @@ def test_misbehaviour_is_named(make, words):
     assert group.first.changed() == group.second.changed() == []  # put back for the other backends
 
 
+def other_strides(x):
+    x.data = x.mT.contiguous().mT
+
+
+def other_type(x):
+    x.data = x.double()
+
+
+def other_memory(x):
+    x.set_(x.clone())
+
+
+def result_of_a_gradient(x):
+    x.mul_(torch.ones((), requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_strides,
+        other_type,
+        other_memory,
+        result_of_a_gradient,
+        lambda x: x.requires_grad_(),
+        lambda x: x.resize_(1),
+    ],
+)
+def test_the_form_of_an_input_is_put_back_too(change):
+    group = references(SumCase())
+    x = group.first.inputs.x
+    values, form = x.clone(), (x.stride(), x.data_ptr())
+    change(x)
+    assert group.first.changed() == ["x"]
+    assert torch.equal(x, values)
+    assert (x.stride(), x.data_ptr()) == form
+    assert not x.requires_grad
+    assert group.first.changed() == []
+
+
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("wrap", [lambda out: (out,), lambda out: [("out", out)], lambda out: None, lambda out: out])
 def test_outputs_that_are_no_mapping_are_named(wrap):

@@ -67,6 +67,8 @@ class Reference:
             name: tensor.detach().to(place or tensor.device, copy=True, memory_format=torch.contiguous_format)
             for name, tensor in tensors.items()
         }
+        # Aliases of the same memory: a backend that changes the form of a tensor does not change that of its alias.
+        self._aliases = {name: (tensor.detach(), tensor.requires_grad) for name, tensor in tensors.items()}
 
     def truth(self, variant: str) -> Truth:
         """Return the oracle and plain evaluation of a variant, computed on first use."""
@@ -150,13 +152,14 @@ class Reference:
             return make_truth(oracle, plain, expected, dtype, self.workload.outputs(variant))
 
     def differing(self) -> list[str]:
-        """Return the names of the inputs whose bits have changed."""
+        """Return the names of the inputs whose bits or form (type, strides, memory, gradient flag) have changed."""
         import torch
 
         return [
             name
             for name, tensor in self.inputs.tensors().items()
-            if not torch.equal(bits(tensor), bits(self._kept[name].to(tensor.device)))
+            if _form(tensor, tensor.requires_grad) != _form(*self._aliases[name])
+            or not torch.equal(bits(tensor), bits(self._kept[name].to(tensor.device)))
         ]
 
     def changed(self) -> list[str]:
@@ -166,7 +169,11 @@ class Reference:
         names, tensors = self.differing(), self.inputs.tensors()
         with torch.no_grad():
             for name in names:
-                tensors[name].detach().copy_(self._kept[name])
+                alias, requires_grad = self._aliases[name]
+                alias.copy_(self._kept[name])
+                tensor = tensors[name] if tensors[name].is_leaf else tensors[name].detach_()
+                tensor.data = alias.detach()
+                tensor.requires_grad_(requires_grad)
         return names
 
     def select(self, outputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -177,6 +184,10 @@ class Reference:
         """Free the oracle's memory; `truth` computes it again."""
         self._truths.clear()
         self.forget()
+
+
+def _form(tensor: Tensor, requires_grad: bool) -> tuple[object, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.data_ptr(), requires_grad
 
 
 class References:
