@@ -17,6 +17,8 @@ from attnbench.workloads.base import load_workload
 
 FOLDERS = [
     ("no file /home/me/a b", "no file a b"),
+    (f"attnbench.backends.files.{b'/home/alice/my kernel.py'.hex()}.Odd: not now", "my kernel.Odd: not now"),
+    (f"attnbench.backends.files.{b'/home/alice/k.py'.hex()}0: an odd digit", "k0: an odd digit"),
     ("('/usr/lib/x.so', 1)", "('x.so', 1)"),
     ("~/models/y.pt is missing", "y.pt is missing"),
     ("nvcc -I/home/alice/inc/x.h -L/home/alice/lib", "nvcc -Ix.h -Llib"),

@@ -35,6 +35,15 @@ def module_of(file: Path) -> ModuleType:
     return importlib.import_module(f"{__name__}.{os.fsencode(file).hex()}")
 
 
+def file_of(module: str) -> Path:
+    """Return the file of a module that `module_of` named.
+
+    Raises:
+        ValueError: the last part of the name is not a path in hexadecimal.
+    """
+    return Path(os.fsdecode(bytes.fromhex(module.rpartition(".")[2])))
+
+
 class _Finder:
     """A finder for `sys.meta_path`: resolves names made by `module_of`."""
 
@@ -42,9 +51,9 @@ class _Finder:
     def find_spec(
         fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        room, _, name = fullname.rpartition(".")
+        ours = fullname.rpartition(".")[0] == __name__
         try:
-            return spec_from_file_location(fullname, os.fsdecode(bytes.fromhex(name))) if room == __name__ else None
+            return spec_from_file_location(fullname, file_of(fullname)) if ours else None
         except ValueError:  # not hexadecimal digits
             return None
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from attnbench.backends import files
 from attnbench.text import without_passwords
 
 NOBODY = {
@@ -57,6 +58,8 @@ USERS = ("LOGNAME", "USER", "LNAME", "USERNAME", "SUDO_USER")
 HOSTS = ("HOSTNAME", "HOST", "COMPUTERNAME")
 
 WEB = r"\b(?:https?|ftps?|ssh|git|s3|gs|hf|tcp|grpc|redis|postgres(?:ql)?)(?:\+\w+)?://[^\s'\"<>]+"
+# A user's file as a module has its path in its name (`backends.files`).
+MODULE = re.compile(rf"\b{re.escape(files.__name__)}\.(?:[0-9a-f]{{2}})+")
 FILE_URL = re.compile(r"\bfile:(?://[^/\s'\"]*)?(?=/)", re.IGNORECASE)
 # A character of a folder's name: brackets and commas only where they stand within names, not around them.
 LETTER = r"(?:[^\s/\\'\"`,:;()<>|]|\([^()/\s]*\)|,(?=[^\s/]))"
@@ -83,6 +86,7 @@ def without_paths(text: str) -> str:
     """Shorten every absolute path in `text` to its last name; remove passwords and names of user and host."""
     if len(text) > MOST:
         text = f"{text[:MOST]} … and {len(text) - MOST} more letters"
+    text = MODULE.sub(lambda module: files.file_of(module[0]).stem, text)
     text = FILE_URL.sub("", without_passwords(text))
     parts = re.split(f"({WEB})", text)
     parts[::2] = [_without_folders(part) for part in parts[::2]]
