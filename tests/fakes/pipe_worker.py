@@ -103,7 +103,7 @@ def worker_that_said(ready: bytes, said: bytes, draw: random.Random) -> Worker:
     os.close(ring)
     worker._from, end = os.pipe()
     _put(end, ready)
-    worker._control = os.dup(end)
+    worker._control = os.dup(worker._from)  # not of `end`: the pipe is to end
     worker._write = Asked(end, said)
     worker._selector = selectors.DefaultSelector()
     worker._selector.register(worker._from, selectors.EVENT_READ)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 
 import pytest
-from pipe_worker import DONE, GROUP, NAMES, READY, RUN, record, worker_that_said
+from pipe_worker import DONE, GROUP, NAMES, READY, RUN, Ended, record, worker_that_said
 
 from attnbench.errors import NothingToRun
 from attnbench.record import Status
@@ -65,3 +66,29 @@ def test_an_environment_that_no_file_holds_is_none(monkeypatch):
     assert len(run.environments) == 1
     assert loads(dumps(run)).environments == run.environments
     assert any("its environment cannot be kept" in (one.reason or "") for one in run.records)
+
+
+class Mute(Ended):
+    """A process that ends three waits after it closed its pipe."""
+
+    looks = waits = 0
+
+    def poll(self):
+        self.looks += 1
+        assert self.looks <= self.waits + 1, "looked at again without a wait"
+        return self.code if self.waits >= 3 else None
+
+    def wait(self, timeout=None):
+        self.waits += timeout == process.POLL_S
+        if self.waits < 3 and timeout is not None:
+            raise subprocess.TimeoutExpired("worker", timeout)
+        return self.code
+
+
+def test_a_worker_that_closed_its_pipe_and_runs_on_is_waited_for_and_not_polled_all_the_time():
+    worker = worker_that_said(json.dumps(READY).encode() + b"\n", b"", random.Random(0))
+    worker._process = Mute(-9)
+    assert worker.start() is None
+    loss = worker.measure(GROUP, RUN.settings, [], on_record=lambda record: None)
+    assert loss.reason.startswith("killed by SIGKILL")
+    assert worker._process.waits == 3

@@ -245,8 +245,12 @@ class Worker:
         self.page.close()
 
     def _read(self) -> list[Answer]:
-        """Return the messages received, waiting up to POLL_S for the first."""
-        if not self._selector.get_map() or not self._selector.select(POLL_S):
+        """Return the messages received, waiting up to POLL_S for the first, or for the end of a process that is mute."""
+        if not self._selector.get_map():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(POLL_S)
+            return []
+        if not self._selector.select(POLL_S):
             return []
         data = os.read(self._from, 1 << 16)
         if not data:
