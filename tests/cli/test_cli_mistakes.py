@@ -66,6 +66,17 @@ MISTAKES = [
     ("run --seqlen 12,x", 2, r"attnbench run: --seqlen=x cannot be used; a whole number from 1.*"),
     ("run --seqlen 0", 2, r"attnbench run: --seqlen=0 cannot be used; a whole number from 1.*"),
     ("run --dtype fp8", 2, r"attnbench run: --dtype=fp8 cannot be used; one of fp32, fp16, bf16"),
+    (
+        "compare --dtype bf17",
+        2,
+        r"attnbench compare: --dtype=bf17 cannot be used; one of fp32, fp16, bf16; did you mean bf16\?",
+    ),
+    (
+        "compare --regime busrt",
+        2,
+        r"attnbench compare: --regime=busrt cannot be used; one of burst, sustained; did you mean burst\?",
+    ),
+    ("run /", 2, r"attnbench: suite=/ is a folder; a suite's name, or a file ending in \.toml"),
     ("run --nheads 8 --nheads-kv 3", 2, r"attention: nheads_kv=3 does not divide nheads=8; a divisor of nheads"),
     ("run --rel-ci 2", 2, r"attnbench run: --rel-ci=2 cannot be used; a number above 0 and below 1"),
     ("run --iterations 5 --rel-ci 0.1", 2, r"attnbench: --iterations=5 fixes what --rel-ci is to find; either .*"),

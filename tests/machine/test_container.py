@@ -76,7 +76,9 @@ def test_what_is_held_back_names_the_flag(root, limits):
     limits.shm, limits.locked = 64 * 2**20, 8 * 2**20
     (root / "proc/1/comm").write_text("bash\n")
     (root / "proc/self/status").write_text("CapEff:\t00000000a80425fb\n")  # Docker's default
-    todos = {what: todo for what, (_, todo) in seen(root, card("570.1"), visible=1).items()}
+    found = seen(root, card("570.1"), visible=1)
+    assert found["memlock"][0] == "8 MiB"
+    todos = {what: todo for what, (_, todo) in found.items()}
     assert todos["/dev/shm"] == "--shm-size 8G"
     assert todos["memlock"].startswith("--ulimit memlock=-1 ")
     assert todos["SYS_NICE"].startswith("--cap-add SYS_NICE ")

@@ -66,7 +66,8 @@ def _locked_memory() -> Finding:
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
         return Finding("memlock", "unlimited")
-    return Finding("memlock", f"{limit / GIB:.3g} GiB", "--ulimit memlock=-1 for keys and values in pinned host memory")
+    size = f"{limit / GIB:.3g} GiB" if limit >= GIB else f"{limit / 2**20:.3g} MiB"
+    return Finding("memlock", size, "--ulimit memlock=-1 for keys and values in pinned host memory")
 
 
 def _capabilities(root: Path) -> Iterator[Finding]:

@@ -104,6 +104,10 @@ def load_suite(name: str, device: str) -> Suite:
         if chosen:
             shape = ", ".join(f"{key} {str(value).lower()}" for key, value in chosen[0].values.items())
             return replace(suite, name=name, title=f"of {suite.name}: {shape}", cases=chosen)
+    if Path(name).is_dir():
+        raise UsageError(
+            refusal("attnbench", "suite", name, "is a folder", "a suite's name, or a file ending in .toml")
+        )
     raise unknown("attnbench", "suite", name, [*shipped, *case_names()])
 
 

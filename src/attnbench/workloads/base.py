@@ -323,11 +323,12 @@ def precision(*names: str) -> Callable[[str], str]:
 
 
 def one_of(*names: str) -> Callable[[str], str]:
-    """Return a parser that accepts only these names, and lists them in its ValueError."""
+    """Return a parser that accepts only these names; its ValueError lists them, and names the nearest."""
 
     def parse(text: str) -> str:
         if text not in names:
-            raise ValueError(f"one of {', '.join(names)}")
+            near = did_you_mean(nearest(text, names))
+            raise ValueError(f"one of {', '.join(names)}" + f"; {near}" * bool(near))
         return text
 
     return parse
