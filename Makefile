@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE ?= 1
 
-.PHONY: setup run check quick test ray kernels figures names card lint types fix clean
+.PHONY: setup run check quick test suite ray kernels figures names card lint types fix clean
 
 setup: .venv/.ready
 
@@ -34,8 +34,12 @@ types: setup
 # A process that has run its share takes from the others': the longest tests stand close together. Three for two cores, as
 # a third of the time of tests of workers, browsers and rank processes is waiting. Some hundred processes import the
 # package, and pytest rewrites every test: bytecode is kept, whatever the environment says.
+# Types are checked beside them: mypy has one process, and the other core would be idle.
 test: export PYTHONDONTWRITEBYTECODE =
-test: lint types .venv/triton-3.6/.ready
+test: lint .venv/triton-3.6/.ready
+	@$(MAKE) --no-print-directory --jobs 2 types suite
+
+suite: .venv/triton-3.6/.ready
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # A Ray that no other test sees, and a process of its own: it leaves threads behind. Three nodes on loopback.

@@ -54,6 +54,8 @@ def no_progress() -> None:
 
 
 def pytest_configure() -> None:
+    # Until all is collected; see pytest_collection_finish.
+    gc.disable()
     # Under nohup, or as a shell's background job, this process was started deaf to these, and would start its children
     # so, which tests end by them. A handler is not passed on: it stays deaf, and they are not.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
@@ -81,6 +83,7 @@ def pytest_collection_finish() -> None:
     # Thousands of tests, torch and triton stay: collecting garbage, which some tests do often, need not walk them.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
