@@ -42,6 +42,7 @@ def shape(text: str) -> list[str]:
     """Lines of output without what differs from machine to machine: numbers, units, verdicts, blanks, wide intervals."""
     text = re.sub(r"\b(?:faster|slower|same|unclear)\b", "VERDICT", text)
     text = re.sub(r"(?<![\w-])(?:\d[\d.]*(?:e[+-]?\d+)?|NaN)", "N", text)
+    text = re.sub(r"N \(N to N\)", "N ±N", text)
     text = re.sub(r"N(x?) to N\1", r"N\1 ±N", text)  # a loaded machine's intervals are printed as their ends
     text = re.sub(r"N (?:µs|ms|s)\b", "N TIME", text)
     return [" ".join(line.split()) for line in text.strip().splitlines()]
