@@ -17,10 +17,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from attnbench.machine.device import Device
 from attnbench.presentation.gpus import spread_of_gpus
-from attnbench.record import Run
+from attnbench.record import Run, to_dict
 from attnbench.store.environments import gpu_of
 from attnbench.store.runfile import new_id, now
 from attnbench.suites.load import load_suite
@@ -117,6 +118,7 @@ def through_ray(folder: Path, device: Device, address: str, groups: int | None =
         "passed": passed,
         "engines_apart": engines,
         "locals_apart": locals_,
+        **measured(**{f"{engine}-{turn}": run for engine in runs for turn, run in enumerate(runs[engine], 1)}),
     }
     (folder / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
     for name, seconds in (("whole", whole), ("first group's end to the last's", steady)):
@@ -124,6 +126,25 @@ def through_ray(folder: Path, device: Device, address: str, groups: int | None =
         print(f"{name}: {', '.join(each)}; Ray {over(seconds):+.2f} %")
     print(f"passed rows: {passed}")
     print(f"pair ratios, Ray against local: {words(engines)}; local twice: {words(locals_)}")
+
+
+def measured(**runs: Run) -> dict[str, Any]:
+    """The environment, and of each run its rows: group, backend, GPU, status, median in ms, ratio to the baseline."""
+    rows = {
+        name: [
+            (
+                item.group,
+                item.backend,
+                gpu_of(run, item),
+                item.status,
+                item.time.median_ms if item.time else None,
+                item.speedup.ratio if item.speedup else None,
+            )
+            for item in run.records
+        ]
+        for name, run in runs.items()
+    }
+    return {"environments": to_dict(next(iter(runs.values())).environments), "rows": rows}
 
 
 def ratios(run: Run) -> dict[str, float]:
@@ -169,6 +190,7 @@ def main(folder: Path, first: Device, second: Device, burn: str = BURN, groups: 
         "spread": spread_of_gpus(two),
         "two_gpus_apart": apart(one, two, sorted(set(stayed))),
         "beside_apart": apart(one, beside, [group.group for group in few.plan]),
+        **measured(one=one, two=two, beside=beside),
     }
     (folder / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
     print(f"{told['groups']} groups: one GPU {one_s:.1f} s, two {two_s:.1f} s, {one_s / two_s:.2f} times as fast")

@@ -945,6 +945,14 @@ def over_gpus(say: Say, *paths: Path) -> str:
     return "\n".join([markdown(context_parallel.HEAD, context_parallel.table(runs)), "", *sorted(ends)])
 
 
+def scaled(say: Say, path: Path, with_ray: Path) -> str:
+    """Sweeps on two GPUs, beside a busy neighbour and through Ray."""
+    import scale_tables
+
+    table = markdown(scale_tables.HEAD, scale_tables.rows(path, with_ray))
+    return "\n".join([table, "", where(scale_tables.environment(path), say)])
+
+
 def generators(say: Say, path: Path) -> str:
     """How exact the generators are on an idle machine."""
     import load_tables
@@ -1011,7 +1019,7 @@ LOADS = (
     "load-bench-h200.json",
     "load-bench-graph-h200.json",
 )
-OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "hstu"))
+OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "128k", "hstu"))
 """Context-parallel attention; a run of each part of the suite."""
 TABLES = {
     "backends": Table((), backends),
@@ -1076,6 +1084,7 @@ TABLES = {
         )
     },
     "context-parallel-2xh200": Table(OVER_GPUS, over_gpus),
+    "scaled-2xh200": Table(("scaled-2xh200.json", "scaled-ray-2xh200.json"), scaled),
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
     "video-kernels-h200": Table(("video-captures-h200.json",), video_kernels),

@@ -53,7 +53,7 @@ class Threads(Group):
 def computed(form, problem, tensors, world):
     """The output of all ranks; each rank's inputs have to stay what they were."""
     channels = defaultdict(queue.SimpleQueue)
-    ranks = [form(problem, Threads(rank, world, torch.device("cpu"), channels)) for rank in range(world)]
+    ranks = [form(problem, Threads(rank, world, torch.device("cpu"), channels=channels)) for rank in range(world)]
     for one in ranks:
         for name, whole in tensors.items():
             getattr(one, name).copy_(torch.cat([whole[a:b] for a, b in one.rows()]))
@@ -95,6 +95,58 @@ def test_on_a_gpu_an_exchange_starts_before_the_next_kernel_takes_all_of_it(monk
         assert len(group.swap([(1, some), (1, none)], [(1, some)])) == 2
         assert group.swap([(1, none)], []) == []
     assert done == ["2 messages", "head start", "2 messages"]
+
+
+def test_communicators_of_their_own_on_a_gpu(monkeypatch):
+    done = []
+    monkeypatch.setattr("torch.distributed.new_group", lambda: "another")
+    monkeypatch.setattr("torch.ones", lambda *size, device: f"token on {device}")
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda token, group: done.append((token, group)))
+    monkeypatch.setattr("torch.distributed.P2POp", lambda *operation: operation)
+    monkeypatch.setattr("torch.distributed.batch_isend_irecv", list)
+    monkeypatch.setattr("torch.cuda._sleep", lambda cycles: None)
+    group, x = Group(0, 2, torch.device("cuda")), torch.zeros(3)
+    other = group.beside()
+    assert done == [("token on cuda", "another")], "all ranks are there when it is created"
+    assert [one.swap([(1, x)], [])[0][3] for one in (group, other)] == [None, "another"]
+    on_cpu = Group(0, 2, torch.device("cpu"))
+    assert on_cpu.beside() is on_cpu
+    assert len(done) == 1
+
+
+@dataclass(frozen=True)
+class Noting(Threads):
+    """Notes from which rank the messages come that a rank waits for."""
+
+    noted: list = field(default_factory=list)
+
+    def swap(self, sends, receives):
+        works = super().swap(sends, receives)
+        for work, (rank, _) in zip(works, receives, strict=True):
+            work.wait = lambda rank=rank: self.noted.append(rank)
+        return works
+
+
+@pytest.mark.parametrize(
+    ("rank", "causal", "wanted"),
+    [
+        (0, True, ["16 queries of 16 keys", 1, 2, "16 queries of 96 keys"]),
+        (1, True, [0, "16 queries of 32 keys", 2, "16 queries of 80 keys"]),
+        (2, True, [0, 1, "16 queries of 48 keys", "16 queries of 64 keys"]),
+        (1, False, [0, 2, "32 queries of 96 keys"]),
+    ],
+)
+def test_allgather_computes_first_chunks_before_it_waits_for_later_ranks(rank, causal, wanted, monkeypatch):
+    group = Noting(rank, 3, torch.device("cpu"), channels=defaultdict(queue.SimpleQueue))
+
+    def attended(q, k, v, of, problem, *, causal):
+        group.noted.append(f"{len(q)} queries of {len(k)} keys")
+        return torch.zeros_like(q), None
+
+    monkeypatch.setattr(allgather, "attend", attended)
+    allgather.Form(problem_of((96,), causal=causal), group).run()
+    steps = [one for one, before in zip(group.noted, [None, *group.noted], strict=False) if one != before]
+    assert steps == wanted
 
 
 class LeavesOut(ring.Form):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -30,6 +30,19 @@ class Group:
     rank: int
     world: int
     device: torch.device
+    communicator: dist.ProcessGroup | None = None
+    "None: that of the default process group"
+
+    def beside(self) -> Group:
+        """Return the same ranks with a communicator of their own, whose exchanges run beside this one's; on a CPU this.
+
+        One communicator executes its exchanges one after the other.  All ranks have to call this in the same order.
+        """
+        if self.device.type != "cuda":
+            return self
+        other = dist.new_group()
+        dist.all_reduce(torch.ones(1, device=self.device), group=other)  # all ranks have to be there when it is created
+        return replace(self, communicator=other)
 
     def swap(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> list[Any]:
         """Start sending tensors to ranks and receiving others; return the operations to wait for.
@@ -37,8 +50,8 @@ class Group:
         Messages between two ranks are matched by their order; empty tensors are skipped on both sides.  On a GPU the
         current stream continues after HEAD_START_CYCLES, and waits where `wait` is called.
         """
-        ops = [dist.P2POp(dist.isend, x, rank) for rank, x in sends if x.numel()]
-        ops += [dist.P2POp(dist.irecv, x, rank) for rank, x in receives if x.numel()]
+        ops = [dist.P2POp(dist.isend, x, rank, self.communicator) for rank, x in sends if x.numel()]
+        ops += [dist.P2POp(dist.irecv, x, rank, self.communicator) for rank, x in receives if x.numel()]
         if not ops:
             return []
         works = dist.batch_isend_irecv(ops)
