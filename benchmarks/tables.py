@@ -1091,6 +1091,7 @@ TABLES = {
     "video-targets-h200": Table(VIDEO, video_targets),
     "video-compiled-h200": Table(("video-compiled-h200.json",), video_steps),
     "video-eager-h200": Table(("video-eager-h200.json",), video_steps),
+    "video-wan-h200": Table(("video-wan-h200.json",), video_steps),
     "targets-h200": Table(("precision-h200.json", "overhead-h200.json", "stamps-h200.json"), targets),
 }
 

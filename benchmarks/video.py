@@ -234,11 +234,28 @@ def repeats(first: Run, second: Run) -> dict[str, Any]:
         if one.speedup and other.speedup:
             ratios = [record.speedup.ratio for record in (one, other) if record.speedup]
             row |= {"ratios": ratios, "ratio": ratios[1] / ratios[0], "baseline": one.speedup.baseline}
+            bases = [rows[key[0], one.speedup.baseline] for rows in (ones, others)]
+            cycles = [in_cycles(base, record) for base, record in zip(bases, (one, other), strict=True)]
+            if None not in cycles:
+                row |= {"ratios_in_cycles": cycles, "ratio_in_cycles": cycles[1] / cycles[0]}
         bits = [record.counters.get("latents_crc32") for record in (one, other)]
         found.append(row | {"latents_crc32": bits, "same_latents": None if None in bits else bits[0] == bits[1]})
     if not any("ratio" in row for row in found):
         raise SystemExit("video: the runs have no row in common beside a baseline; two run files of one command")
     return {"environment": to_dict(second.environments[0]), "runs": [first.id, second.id], "rows": found}
+
+
+def in_cycles(baseline: Record, record: Record) -> float | None:
+    """Median of the rounds' ratios of SM clock cycles; None where the clock is not known.
+
+    At its power limit the card lowers its clock, from step to step by more than 1 %, and times follow.
+    """
+    steps = []
+    for one in (baseline, record):
+        assert one.time is not None
+        steps.append({at: ms * mhz for at, ms, mhz in zip(one.time.rounds, one.time.samples_ms, one.time.sm_mhz)})
+    shared = [at for at in steps[0] if at in steps[1]]
+    return median(steps[0][at] / steps[1][at] for at in shared) if shared else None
 
 
 def rows_of(run: Run) -> dict[tuple[str, str], Record]:

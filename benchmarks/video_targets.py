@@ -188,10 +188,12 @@ def counted(name: str, run: Run) -> Iterator[Found]:
 def repeated(data: dict[str, Any]) -> Iterator[Found]:
     """Two runs of one command."""
     rows = data.get("rows", [])
-    ratios = [row["ratio"] - 1 for row in rows if "ratio" in row]
-    if ratios:
-        off = max(ratios, key=abs)
-        yield Found("two runs: ratios of steps", "within 0.2 %", abs(off), abs(off) <= 0.002, f"{100 * off:+.2f} %")
+    for key, what in (("ratio_in_cycles", "in cycles"), ("ratio", "in time")):
+        ratios = [row[key] - 1 for row in rows if key in row]
+        if ratios:
+            off = max(ratios, key=abs)
+            name = f"two runs: ratios of steps, {what}"
+            yield Found(name, "within 0.2 %", abs(off), abs(off) <= 0.002, f"{100 * off:+.2f} %")
     same = [row["same_latents"] for row in rows if row["same_latents"] is not None and exact(row["backend"])]
     if same:
         yield Found(

@@ -52,12 +52,12 @@ COUNTERS = {
 }
 
 
-def made(steps=STEPS, attention=ATTENTION, case=CASE, **counters):
-    """A run of rows whose steps take so long, and the attention in them."""
+def made(steps=STEPS, attention=ATTENTION, case=CASE, mhz=None, **counters):
+    """A run of rows whose steps take so long, and the attention in them; `mhz` of rows whose SM clock is not 1500."""
     records = []
     for name, ms in steps.items():
         one = make_record(make_case(), f"video[{name}]", tflops=500.0)
-        known = {"sm_mhz": (1500.0,) * 12}
+        known = {"sm_mhz": ((mhz or {}).get(name, 1500.0),) * 12}
         phases = {
             "attention": make_time([attention[name]] * 12, **known),
             "attention alone": make_time([attention[name] / 30] * 12, **known),
@@ -149,9 +149,23 @@ def test_two_runs_are_held_together(video, targets, tmp_path):
     assert ours["ratio"] == pytest.approx(452 / 453)
     assert not ours["same_latents"]
     one = found(targets, tmp_path, repeats=repeated)
-    assert not one["two runs: ratios of steps"].met
+    ratios = {unit: f"two runs: ratios of steps, in {unit}" for unit in ("time", "cycles")}
+    assert not one[ratios["time"]].met
+    assert not one[ratios["cycles"]].met
     assert one["two runs: latents of exact rows"].text == "0 of 3 rows"
-    assert found(targets, tmp_path, repeats=video.repeats(made(), made()))["two runs: ratios of steps"].met
+    one = found(targets, tmp_path, repeats=video.repeats(made(), made()))
+    assert one[ratios["time"]].met
+    assert one[ratios["cycles"]].met
+
+
+def test_two_runs_agree_in_cycles_if_only_the_clock_differs(video, targets, tmp_path):
+    slower = made(steps=STEPS | {"flash-triton": 453.0}, mhz={"flash-triton": 1500 * 452 / 453})
+    one = found(targets, tmp_path, repeats=video.repeats(made(), slower))
+    assert not one["two runs: ratios of steps, in time"].met
+    assert one["two runs: ratios of steps, in cycles"].met
+
+
+def test_rows_without_a_common_baseline_are_refused(video):
     with pytest.raises(SystemExit, match="no row in common"):
         video.repeats(made(), make_run())
 
