@@ -253,7 +253,9 @@ def in_cycles(baseline: Record, record: Record) -> float | None:
     steps = []
     for one in (baseline, record):
         assert one.time is not None
-        steps.append({at: ms * mhz for at, ms, mhz in zip(one.time.rounds, one.time.samples_ms, one.time.sm_mhz)})
+        steps.append(
+            {at: ms * mhz for at, ms, mhz in zip(one.time.rounds, one.time.samples_ms, one.time.sm_mhz, strict=False)}
+        )
     shared = [at for at in steps[0] if at in steps[1]]
     return median(steps[0][at] / steps[1][at] for at in shared) if shared else None
 
