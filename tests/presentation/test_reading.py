@@ -170,6 +170,10 @@ def test_gaps_launches_and_too_few_samples():
     assert re.search(r"busy for only (49|50|51) % of the time of other: poor \(under 70 %\)", said([first, poor]))
     slow = [timed(record, host_ms=2 * record.time.median_ms) for record in (first, second)]
     assert "longer than its kernels" in said(slow)
+    long = [timed(record, host_ms=1200.0, median_ms=1000.0, busy_ms=None) for record in (first, second)]
+    assert "takes the host 1.20 s, longer than its kernels" in said(long)
+    waiting = [timed(record, host_ms=1200.0, median_ms=1000.0, busy_ms=995.0) for record in (first, second)]
+    assert "longer than its kernels" not in said(waiting), "the device never waited for the host"
     few = [make_record(make_case(), "base", tflops=300.0, samples=5), make_record(make_case(), "other", tflops=290.0)]
     assert "too few samples of base for an interval" in said(few)
     assert "too few" not in said(group())
