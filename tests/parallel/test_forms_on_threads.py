@@ -107,6 +107,7 @@ def test_communicators_of_their_own_on_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda._sleep", lambda cycles: None)
     group, x = Group(0, 2, torch.device("cuda")), torch.zeros(3)
     other = group.beside()
+    assert group.beside() is other, "a communicator holds memory of the card"
     assert done == [("token on cuda", "another")], "all ranks are there when it is created"
     assert [one.swap([(1, x)], [])[0][3] for one in (group, other)] == [None, "another"]
     on_cpu = Group(0, 2, torch.device("cpu"))

@@ -9,6 +9,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -38,11 +39,7 @@ class Group:
 
         One communicator executes its exchanges one after the other.  All ranks have to call this in the same order.
         """
-        if self.device.type != "cuda":
-            return self
-        other = dist.new_group()
-        dist.all_reduce(torch.ones(1, device=self.device), group=other)  # all ranks have to be there when it is created
-        return replace(self, communicator=other)
+        return _beside(self) if self.device.type == "cuda" else self
 
     def swap(self, sends: Sequence[tuple[int, Tensor]], receives: Sequence[tuple[int, Tensor]]) -> list[Any]:
         """Start sending tensors to ranks and receiving others; return the operations to wait for.
@@ -62,6 +59,13 @@ class Group:
         """Let an exchange in flight start before the kernel that is launched next; on a GPU."""
         if self.device.type == "cuda":
             torch.cuda._sleep(HEAD_START_CYCLES)
+
+
+@cache  # a communicator holds memory of the card until the process ends
+def _beside(group: Group) -> Group:
+    other = dist.new_group()
+    dist.all_reduce(torch.ones(1, device=group.device), group=other)  # all ranks have to be there when it is created
+    return replace(group, communicator=other)
 
 
 def wait(works: Sequence[Any]) -> None:
