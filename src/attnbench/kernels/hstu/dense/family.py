@@ -129,6 +129,10 @@ _HOPPER_ATOMIC: dict[int, tuple[_Tiles, ...]] = {
 }
 
 
+PARTS = (2, 3, 4)
+"Parts of the keys, for few query tiles."
+
+
 class _Part(Part[Shape]):
     def read(self, text: str, shape: Shape) -> Values:
         there = self.space(shape)
@@ -171,6 +175,7 @@ class _Forward(_Part):
                 *_changes("f", _WHOLE[width], order="plain"),
                 *_changes("f", _WHOLE[width], order="ahead"),
                 *_changes("f", _HOPPER[width], order="ws"),
+                *(one for parts in PARTS for one in _changes("f", _HOPPER[width][-1:], order="ws", parts=parts)),
                 *narrow,
                 *_changes("f", main, section_mib=8.0),
                 *_changes("f", main, section_mib=1000.0),
