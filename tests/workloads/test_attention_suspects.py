@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attnbench.workloads.attention import WORKLOAD
+from attnbench.workloads.attention import WORKLOAD, suspects
 from attnbench.workloads.attention.inputs import make_inputs
 from attnbench.workloads.base import Draw
 
@@ -18,6 +18,7 @@ NO_MASK = "causal mask and window ignored"
 WINDOW_TOP_LEFT = "window aligned top-left instead of bottom-right"
 NO_SCALE = "softmax scale missing (1 instead of 1/sqrt(headdim))"
 DEALT = "query head h reads KV head h % G instead of h // (H / G)"
+SWAPPED = suspects.SWAPPED
 
 
 def of(**values):
@@ -32,9 +33,9 @@ def suspects_of(case, inputs=None, draw=None):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({}, {NO_SCALE}),
-        ({"headdim": 1}, set()),
-        ({"causal": True}, {NO_CAUSAL, NO_SCALE}),
+        ({}, {NO_SCALE, SWAPPED}),
+        ({"headdim": 1}, {SWAPPED}),
+        ({"causal": True}, {NO_CAUSAL, NO_SCALE, SWAPPED}),
         ({"causal": True, "seqlen_k": 33}, {TOP_LEFT, NO_CAUSAL, NO_SCALE}),
         ({"causal": True, "seqlen": 1, "seqlen_k": 33}, {TOP_LEFT, NO_SCALE}),
         ({"causal": True, "lengths": "5/5:9/3"}, {TOP_LEFT, NO_CAUSAL, NO_SCALE}),
@@ -44,6 +45,7 @@ def suspects_of(case, inputs=None, draw=None):
         ({"window": (3, 0), "causal": True}, {NO_WINDOW, NO_CAUSAL, NO_MASK, NO_SCALE}),
         ({"nheads": 4, "nheads_kv": 2}, {NO_SCALE, DEALT}),
         ({"nheads": 4, "nheads_kv": 1}, {NO_SCALE}),
+        ({"nheads": 1}, {NO_SCALE}),
     ],
 )
 def test_which_apply(values, words):
@@ -105,13 +107,27 @@ def test_heads_dealt_round_are_the_right_answer_to_reordered_queries(values):
     same(suspects_of(case, inputs)[DEALT], expected)
 
 
-def test_suspects_of_a_draw_are_the_drawn_part():
-    case = of(nheads=6, nheads_kv=2, causal=True, seqlen_k=33, window=(5, 0))
+@pytest.mark.parametrize("causal", [False, True])
+def test_swapped_are_the_right_answer_to_transposed_tensors(causal):
+    case = of(causal=causal, nheads=3)
+    inputs = make_inputs(case, seed=0, kind="normal", device="cpu")
+    names = ("q", "k", "v", "dout")
+    turned = replace(inputs, **{name: getattr(inputs, name).transpose(1, 2) for name in names})
+    other = replace(case, seqlen=3, seqlen_k=3, nheads=17, nheads_kv=17)
+    expected = WORKLOAD.oracle("softmax", other, turned, dtype=torch.float32, draw=Draw())
+    same(suspects_of(case, inputs)[SWAPPED], {name: tensor.transpose(1, 2) for name, tensor in expected.items()})
+
+
+@pytest.mark.parametrize(
+    ("values", "count"), [({"nheads": 6, "nheads_kv": 2, "seqlen_k": 33, "window": (5, 0)}, 6), ({"nheads": 6}, 3)]
+)
+def test_suspects_of_a_draw_are_the_drawn_part(values, count):
+    case = of(causal=True, **values)
     inputs = make_inputs(case, seed=0, kind="normal", device="cpu")
     draw = Draw(((0, 1), (1, 0)))
     whole, drawn = suspects_of(case, inputs), suspects_of(case, inputs, draw)
     assert list(whole) == list(drawn)
-    assert len(whole) == 6
+    assert len(whole) == count
     for words, outputs in drawn.items():
         same(outputs, WORKLOAD.select(case, whole[words], draw))
 
