@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,6 +51,29 @@ def no_progress() -> None:
     from attnbench.cli import progress
 
     progress.PATIENCE_S = 3600.0
+
+
+@pytest.fixture(scope="session")
+def forked_worker() -> Iterator[Callable[..., list[str]]]:
+    """The command of a forked worker: tests/fakes/forked_workers.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).with_name("fakes"))
+        from forked_workers import forking
+    with forking() as command:
+        yield command
+
+
+@pytest.fixture
+def forked_workers(forked_worker: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start without importing torch; for tests of what they record."""
+    from attnbench.machine import child
+
+    started = child.command
+
+    def command(module: str, *args: str) -> list[str]:
+        return forked_worker(*args) if module == "attnbench.worker" else started(module, *args)
+
+    monkeypatch.setattr(child, "command", command)
 
 
 def pytest_configure() -> None:
