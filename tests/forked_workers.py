@@ -3,7 +3,7 @@
 For tests of what a worker records.  Tests of its start, of its supervisor and of processes that outlive it start real
 ones.  This file is run in two roles:
 
-- ``serve ADDRESS``, the name of a socket, imports what a worker imports and forks for each request; a fork runs
+- ``serve ADDRESS MODULE…``, the name of a socket, imports the modules and forks for each request; a fork runs
   `worker.serve`;
 - ``ask ADDRESS DEVICE HANDLES…`` is what the supervisor starts in place of a worker.  It requests a fork with its own
   handles, environment and folder, and ends as the fork ends; when it is killed, the fork and its children are.
@@ -12,6 +12,8 @@ ones.  This file is run in two roles:
 from __future__ import annotations
 
 import fcntl
+import gc
+import importlib
 import json
 import os
 import selectors
@@ -115,14 +117,10 @@ def work(request: dict[str, Any], handles: list[int]) -> int:
     return serve.serve(request["device"], *own)
 
 
-def serve(address: str) -> int:
+def serve(address: str, *modules: str) -> int:
     """Import what a worker imports, then fork."""
-    import gc
-
-    import torch  # noqa: F401 (only to be there)
-
-    import attnbench.worker.serve  # noqa: F401
-
+    for module in modules:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()
     server = Server(address)
@@ -131,13 +129,17 @@ def serve(address: str) -> int:
 
 
 @contextmanager
-def forking() -> Iterator[Callable[..., list[str]]]:
-    """While open, gives the command that stands for a worker's, from its arguments."""
+def forking(*modules: str) -> Iterator[Callable[..., list[str]]]:
+    """While open, gives the command that stands for a worker's, from its arguments.
+
+    Args:
+        modules: imported before the forks, besides those that any worker imports.
+    """
     from attnbench.machine import child
 
     file, address = str(Path(__file__).resolve()), uuid.uuid4().hex
     with subprocess.Popen(
-        [sys.executable, "-P", file, "serve", address],
+        [sys.executable, "-P", file, "serve", address, "torch", "attnbench.worker.serve", *modules],
         env=child.environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
