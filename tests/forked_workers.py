@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -129,18 +129,22 @@ def serve(address: str, *modules: str) -> int:
 
 
 @contextmanager
-def forking(*modules: str) -> Iterator[Callable[..., list[str]]]:
+def forking(*modules: str, path: Sequence[Path] = ()) -> Iterator[Callable[..., list[str]]]:
     """While open, gives the command that stands for a worker's, from its arguments.
 
     Args:
         modules: imported before the forks, besides those that any worker imports.
+        path: folders in front of the search path, such as one whose sitecustomize.py changes what a worker imports.
     """
     from attnbench.machine import child
+    from attnbench.worker.protocol import PARENT
 
+    environment = child.environment() | {PARENT: str(os.getpid())}
+    environment["PYTHONPATH"] = os.pathsep.join([*map(str, path), environment["PYTHONPATH"]])
     file, address = str(Path(__file__).resolve()), uuid.uuid4().hex
     with subprocess.Popen(
         [sys.executable, "-P", file, "serve", address, "torch", "attnbench.worker.serve", *modules],
-        env=child.environment(),
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
