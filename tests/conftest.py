@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from forked_workers import forking
 
 # Triton 3.9 warns, once a process, about a default that 3.10 will change; say which one is meant.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
@@ -51,6 +53,26 @@ def no_progress() -> None:
     from attnbench.cli import progress
 
     progress.PATIENCE_S = 3600.0
+
+
+@pytest.fixture(scope="session")
+def forked_worker() -> Iterator[Callable[..., list[str]]]:
+    """The command of a forked worker; where workers import more than torch, a file of tests has its own."""
+    with forking() as command:
+        yield command
+
+
+@pytest.fixture
+def forked_workers(forked_worker: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start without importing torch; for tests of what they record."""
+    from attnbench.machine import child
+
+    started = child.command
+
+    def command(module: str, *args: str) -> list[str]:
+        return forked_worker(*args) if module == "attnbench.worker" else started(module, *args)
+
+    monkeypatch.setattr(child, "command", command)
 
 
 def pytest_configure() -> None:

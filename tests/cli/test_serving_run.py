@@ -33,6 +33,7 @@ TINY = [
 ]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_step_is_measured_with_and_without_a_cache(tmp_path, capsys):
     path = tmp_path / "run.json"
     assert (
@@ -81,6 +82,7 @@ def test_a_step_is_measured_with_and_without_a_cache(tmp_path, capsys):
     assert cached["speedup"]["baseline"] == "serving-eager[no-cache]"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_check_needs_no_time_and_no_backward(capsys):
     assert main(["check", "hstu-serving", *TINY]) == 0
     assert "2 passed" in capsys.readouterr().out
@@ -138,6 +140,7 @@ def test_a_plan_says_what_memory_the_models_tables_take(capsys):
     assert f"memory  tables of the model: {gigabytes:.3g} GB, in the largest case" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_checkpoint_is_measured_and_one_that_does_not_fit_is_named(tmp_path, capsys, monkeypatch):
     from attnbench.models.hstu_ranking.checkpoint import save
     from attnbench.models.hstu_ranking.config import config_of

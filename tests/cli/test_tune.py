@@ -20,7 +20,7 @@ SHAPE = "--device cpu --batch 1 --seqlen 15 --nheads 1 --headdim 8 --causal"
 
 
 @pytest.fixture
-def tune(attnbench, monkeypatch):
+def tune(attnbench, forked_workers, monkeypatch):
     """The command in a folder with the backend of tests/fakes/tunable.py and its timer."""
     monkeypatch.setenv("ATTNBENCH_TIMERS", str(FAKES / "tunable_timer.py"))
     monkeypatch.syspath_prepend(str(FAKES))

@@ -8,10 +8,22 @@ import pytest
 
 from attnbench.cli import main
 from attnbench.suites.load import load_suite
+from forked_workers import forking
 
 SMALL = ["--height", "32", "--width", "32", "--device", "cpu", "--no-save"]
 
 
+@pytest.fixture(scope="module")
+def forked_worker():
+    """Of a process that has imported the model's classes, too, which takes longer than all that these tests do."""
+    pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
+    from attnbench.models.video.build import CLASSES
+
+    with forking(*(module for module, _ in CLASSES["cogvideox"].values())) as command:
+        yield command
+
+
+@pytest.mark.usefixtures("forked_workers")
 def test_a_step_and_a_generation_are_measured_for_each_attention(tmp_path, capsys):
     pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
     path = tmp_path / "run.json"
@@ -68,6 +80,7 @@ def attention(q, k, v, scale):
 """
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_function_of_a_file_is_an_attention_of_the_model(tmp_path, monkeypatch, capsys):
     pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
     monkeypatch.chdir(tmp_path)
@@ -139,6 +152,7 @@ calls = []
 """
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("broken", [False, True])
 def test_whose_latents_the_others_are_compared_with_is_said(broken, tmp_path, monkeypatch, capsys):
     pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
@@ -163,6 +177,7 @@ def test_a_model_of_full_size_on_a_cpu_is_estimated_in_words(capsys):
     assert ": a case of this size is not for this device; a smaller case, or a GPU " in said
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_folder_without_weights_ends_in_records_with_the_reason(tmp_path, capsys):
     pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
     assert main(["check", "video", *SMALL, "--weights", str(tmp_path)]) != 0

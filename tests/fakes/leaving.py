@@ -1,12 +1,13 @@
-"""Backends for the CPU that leave processes or a long log behind (give this file to --backends)."""
+"""Backends for the CPU that start processes or leave them or a long log behind (give this file to --backends)."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
 
-from misbehaving import SAMPLING, Misbehaving, die
+from misbehaving import SAMPLING, Misbehaving, die, log
 
 SLEEPER = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'a'), flush=True); time.sleep(300)"
 
@@ -51,6 +52,68 @@ class LeavesAFamily(Misbehaving):
         script = 'trap "" TERM HUP INT; for i in 1 2 3; do setsid sleep 300 & echo $! >> "$0"; done; wait'
         child = subprocess.Popen(["/bin/sh", "-c", script, os.environ["ATTNBENCH_TEST_LOG"]], start_new_session=True)
         child.returncode = 0
+
+
+class ItsChildReturns(Misbehaving):
+    """A call forks and waits for the child, which returns from the call as well."""
+
+    name = "its-child-returns"
+
+    def attend(self, *args):
+        if args[-1] == 3 and os.fork():
+            os.wait()
+        return super().attend(*args)
+
+    def tear_down(self):
+        log(f"closed-by {os.getpid()}")
+
+
+class ItsChildRaises(Misbehaving):
+    """A call forks and waits for the child, which raises out of the call."""
+
+    name = "its-child-raises"
+
+    def attend(self, *args):
+        if args[-1] == 3:
+            if not os.fork():
+                raise RuntimeError("said by the child")
+            os.wait()
+        return super().attend(*args)
+
+
+WRITES = """
+import os, sys
+for handle in map(int, sys.argv[1:]):
+    try:
+        os.write(handle, b"not a message\\n")
+    except OSError:
+        pass
+"""
+
+
+class ItsProgramWrites(Misbehaving):
+    """Executes a program that inherits all that can be inherited, and writes to each of it."""
+
+    name = "its-program-writes"
+
+    def set_up(self):
+        program = [sys.executable, "-S", "-c", WRITES, *map(str, range(3, 64))]
+        subprocess.run(program, check=True, close_fds=False)
+
+
+def pipe(argument: str) -> str:
+    """What a handle among the worker's arguments refers to in this process."""
+    return os.readlink(f"/proc/self/fd/{argument}")  # noqa: PTH115
+
+
+class ForksAPool(Misbehaving):
+    """Honest: processes of its own help it, by fork.  They look at the worker's two pipes."""
+
+    name = "forks-a-pool"
+
+    def set_up(self):
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            log(f"pool {pool.map(pipe, sys.argv[-2:])}")
 
 
 class PrintsALot(Misbehaving):

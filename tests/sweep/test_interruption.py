@@ -72,6 +72,7 @@ def early(event, pages) -> bool:
     return event.backend in NAMES
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_enough_samples_are_kept_checked_and_said_to_be_cut_short(log, tmp_path):
     path, plan = tmp_path / "run.json", small_run(NAMES, NAMES, **ENDLESS)
     ender = Ender(plan, enough)
@@ -104,6 +105,7 @@ def test_enough_samples_are_kept_checked_and_said_to_be_cut_short(log, tmp_path)
     assert len(done.records) == 4
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("stuck", "times"), [("hangs-in-first-call", 1), ("hangs-in-sampling", 1), ("noting", 2)])
 def test_too_early_is_a_row_that_says_so_beside_finished_groups_and_no_file_without(log, tmp_path, stuck, times):
     def ended(number, frame):
@@ -133,6 +135,7 @@ def test_too_early_is_a_row_that_says_so_beside_finished_groups_and_no_file_with
     assert without_interrupted(kept).records == kept.records[:1]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_second_signal_ends_at_once_and_a_third_raises(log, tmp_path):
     path, plan = tmp_path / "run.json", small_run(NAMES, **ENDLESS)
     Ender(plan, enough, times=2).ended(path)

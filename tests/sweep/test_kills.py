@@ -72,6 +72,7 @@ def finished(plan: Run, path: Path, log: Path) -> None:
     assert [one.name for one in path.parent.iterdir() if one.suffix == ".json"] == ["run.json"]
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("said", "count"), [("activity starting a worker", 1), ("record", 1), ("group", 1), ("record", 5)]
 )
@@ -100,6 +101,7 @@ def workers(parent: int) -> list[str]:
     return found
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_ctrl_c_keeps_what_was_measured(parent, log):
     plan = small_run(*GROUPS)
     process, path = parent(plan, "group", 2)
@@ -110,6 +112,7 @@ def test_ctrl_c_keeps_what_was_measured(parent, log):
     finished(plan, path, log)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_killed_worker_is_replaced_and_nobody_blamed(log):
     said, killed = [], []
 
@@ -150,6 +153,7 @@ def test_a_complete_run_is_left_as_it_is(log, tmp_path, monkeypatch):
     assert events == [("start", 1, 1), ("done", 1, 1)]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_group_cut_in_two_is_one_comparison_measured_again(log, tmp_path):
     whole = execute(small_run(["honest", "noting"], ["honest", "noting"]), backend_files=[MISBEHAVING])
     path = tmp_path / "run.json"

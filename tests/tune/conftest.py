@@ -7,7 +7,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
 from fake_card import nvml  # noqa: F401  (a fixture of this folder)
 
+from forked_workers import forking
+
 FAKES = Path(__file__).parents[1] / "fakes"
+
+
+@pytest.fixture(scope="session")
+def forked_worker():
+    """Of a process that believes in the card."""
+    with forking(path=[FAKES / "simulated_h200"]) as command:
+        yield command
 
 
 @pytest.fixture
@@ -20,7 +29,7 @@ def log(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def card(nvml, monkeypatch):  # noqa: F811  (the fixture above)
+def card(nvml, forked_workers, monkeypatch):  # noqa: F811  (the fixture above)
     """The fake NVML, and workers that believe in an H200 on which tunable.py has its times."""
     monkeypatch.syspath_prepend(str(FAKES / "simulated_h200"))
     monkeypatch.setenv("ATTNBENCH_TIMERS", str(FAKES / "tunable_timer.py"))

@@ -142,6 +142,7 @@ def ended(run: Run) -> dict[str, tuple[str, str | None]]:
     return {record.backend: (record.status.value, record.reason) for record in run.records}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_in_a_run_they_have_no_time_and_the_others_are_measured_on():
     run = carried_out(LARGE, (*HONEST, "future", "by-hash"))
     found = ended(run)

@@ -62,6 +62,7 @@ def test_who_reads_keys_and_values_once_in_its_call_is_left_alone():
     assert verdict(HonestSteps(), DECODING) is None
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_functions_of_the_harness_that_are_replaced_say_nothing_and_others_are_measured():
     run = carried_out(LARGE, ("honest-steps", "replaces-the-comparison", "replaces-the-clock"), files=FILES)
     found = ended(run)
@@ -78,6 +79,7 @@ def test_functions_of_the_harness_that_are_replaced_say_nothing_and_others_are_m
     assert honest.time is not None
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_limits_of_the_harness_that_are_replaced_are_put_back():
     found = ended(carried_out(LARGE, ("honest-steps", "widens-the-limits"), files=FILES))
     assert found["honest-steps"] == ("passed", None)
@@ -85,6 +87,7 @@ def test_limits_of_the_harness_that_are_replaced_are_put_back():
     assert found["widens-the-limits"] == ("incorrect", said)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_file_that_changes_the_harness_when_it_is_imported_changes_no_time():
     run = carried_out(LARGE, ("honest-steps", "replaces-on-import"), files=[*FILES, str(FAKES / "replacing.py")])
     found = ended(run)

@@ -20,6 +20,7 @@ def measured(*names: str, **settings) -> Run:
     return execute(small_run(names, **settings), backend_files=FILES)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_thread_that_crashes_while_the_next_backend_opens():
     found = by_name(measured("honest", "leaves-a-thread", "opened-after-it"))
     assert {record.status for record in found.values()} == {Status.PASSED}
@@ -32,6 +33,7 @@ def test_a_thread_that_crashes_while_the_next_backend_opens():
     )
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_ends_as_if_it_were_done():
     found = by_name(measured("honest", "loses-the-pipes", "honest-too"))
     assert found["honest"].status is found["honest-too"].status is Status.PASSED
@@ -39,6 +41,7 @@ def test_a_worker_that_ends_as_if_it_were_done():
     assert found["honest-too"].speedup
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_write_past_a_tensor():
     found = by_name(measured("honest", "reads-its-own", "writes-past-a-tensor"))
     assert {record.status for record in found.values()} == {Status.PASSED}
@@ -95,6 +98,7 @@ def test_halves_of_letters_are_spelled(together):
     assert together["flops-of-numpy"].work.executed_flops == 1000
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_was_killed_from_outside_is_measured_again(tmp_path, monkeypatch):
     log = tmp_path / "log"
     log.touch()

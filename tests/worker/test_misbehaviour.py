@@ -135,6 +135,7 @@ def test_exceptions_wrong_answers_and_memory_end_as_records_of_one_worker(log):
     assert gone(int(words[1][1])), "what a backend started outlives the worker"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_globals_and_inputs_changed_while_sampling_are_put_back_and_blamed_on_nobody_else(log):
     expected = {
         "changes-globals-in-sampling": ("passed", ""),
@@ -147,6 +148,7 @@ def test_globals_and_inputs_changed_while_sampling_are_put_back_and_blamed_on_no
     assert "no speed-up: measured without the baseline" in notes(run)["honest-too"]
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_who_does_not_fit_beside_others_is_measured_in_a_part_of_its_own(log):
     expected = {"too-large-beside-two": ("passed", ""), "too-large-in-sampling": ("passed", "")}
     run = measured(*expected)
@@ -160,6 +162,7 @@ def test_who_does_not_fit_beside_others_is_measured_in_a_part_of_its_own(log):
     assert "no speed-up: measured without the baseline" in found["too-large-in-sampling"].notes
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_dies_costs_the_others_nothing(log):
     expected = {
         "dies-in-set-up": ("crashed", "killed by SIGSEGV during set-up; its last line was: about to fail in kernel.cu"),
@@ -186,6 +189,7 @@ class OfHangs(Clock):
         return self.perf_counter()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_hangs_is_given_up_after_the_timeout(log, monkeypatch):
     expected = {
         "sets-up-forever": ("timeout", "no progress for 20 s during set-up"),
@@ -204,6 +208,7 @@ def test_a_worker_that_hangs_is_given_up_after_the_timeout(log, monkeypatch):
     assert differing(run, expected) == {}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_who_is_blamed_for_what_another_did_is_measured_apart(log):
     run = measured("harms-others", "harmed")
     assert differing(run, {"harms-others": ("passed", ""), "harmed": ("passed", "")}) == {}
@@ -222,6 +227,7 @@ def test_who_is_blamed_for_what_another_did_is_measured_apart(log):
             assert before < at < after, "rounds in common were taken at the same time"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_harmful_baseline_is_left_out_beside_the_others(log):
     run = execute(
         small_run(["harms-others", "harmed", "honest-too"], baseline="harms-others"), backend_files=[MISBEHAVING]
@@ -233,6 +239,7 @@ def test_a_harmful_baseline_is_left_out_beside_the_others(log):
     assert "no speed-up: measured without the baseline" in found["harmed"].notes
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(
     ("how", "status", "words"),
     [

@@ -139,6 +139,23 @@ def test_daemons_end_when_the_parent_is_killed(log, tmp_path, victim):
         parent.wait()
 
 
+def test_no_process_that_a_backend_starts_answers_in_place_of_the_worker(log):
+    forking = ["its-child-returns", "its-child-raises", "its-program-writes", "forks-a-pool"]
+    run, found = small_run(["honest", *forking], ["honest"]), []
+    with Worker(CPU) as worker:
+        assert worker.start() is None
+        [own] = children(worker.pid)
+        for group in run.plan:
+            done = worker.measure(
+                group, run.settings, FILES, on_record=lambda one: found.append((one.backend, one.status))
+            )
+            assert isinstance(done, float), done
+        assert children(worker.pid) == [own]
+        assert children(own) == []
+    assert found == [(name, Status.PASSED) for name in ["honest", *forking, "honest"]]
+    assert log.read_text().splitlines() == [f"pool {[os.devnull] * 2}", f"closed-by {own}"]
+
+
 def test_a_worker_whose_supervisor_was_stopped_is_closed_all_the_same(monkeypatch):
     monkeypatch.setattr("attnbench.worker.process.END_S", 0.3)
     run = small_run(["stops-its-supervisor"])

@@ -91,6 +91,7 @@ def test_it_is_put_back_and_noted_on_the_record_of_who_left_it(together, name):
     assert not any("hunter2" in note or "/somewhere" in note or "cannot be restored" in note for note in record.notes)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_inference_mode_around_a_yield_fails_nobody_with_a_backward():
     run = small_run(["honest"])
     group = run.plan[0]
@@ -113,6 +114,7 @@ def test_inference_mode_around_a_yield_fails_nobody_with_a_backward():
     assert record.status is Status.PASSED, record.reason
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_what_cannot_be_put_back_has_a_process_of_its_own(tmp_path, monkeypatch):
     log = tmp_path / "log"
     log.touch()

@@ -45,6 +45,7 @@ class ActivityPage:
         self.handle = handle
         self._page = mmap.mmap(handle, mmap.PAGESIZE)
         self._count = 0
+        self._forked = False
 
     @classmethod
     def create(cls) -> Self:
@@ -55,8 +56,14 @@ class ActivityPage:
 
     def announce(self, index: int, phase: str) -> None:
         """Write the step that comes next; called by the worker."""
+        if self._forked:
+            os._exit(0)
         self._count += 1
         _FORMAT.pack_into(self._page, 0, self._count, index, phase.encode(errors="backslashreplace")[:48])
+
+    def end_at_next_step(self) -> None:
+        """End this process at its next `announce`; called in a process that a backend forked from the worker."""
+        self._forked = True
 
     def read(self) -> Activity:
         """Return the last entry; called by the parent, at any moment: a half-written entry is no error."""

@@ -39,6 +39,7 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
     _die_with_parent()
     _import_torch()
     page = ActivityPage(page_fd)
+    _keep_from_children(page, read_fd, write_fd)
     with os.fdopen(read_fd, encoding="utf-8") as requests, os.fdopen(write_fd, "w", encoding="utf-8") as answers:
         place = Device.parse(device)
         neighbours = Neighbours(place)  # before this process has a CUDA context
@@ -62,6 +63,24 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
             gc.freeze()
             send(answers, say="done", number=message["number"], sampling_s=sampling_s)
     return 0
+
+
+def _keep_from_children(page: ActivityPage, *pipes: int) -> None:
+    """Keep the pipes from processes that a backend starts, so that none of them can answer in place of the worker.
+
+    Programs that it executes do not inherit them.  In a forked process both ends are replaced by the null device, and
+    a fork that returns into the worker's code ends there.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for handle in (page.handle, *pipes):
+        os.set_inheritable(handle, False)
+
+    def separate() -> None:
+        page.end_at_next_step()
+        for pipe in pipes:
+            os.dup2(null, pipe, inheritable=False)
+
+    os.register_at_fork(after_in_child=separate)
 
 
 def _import_torch() -> None:
