@@ -304,10 +304,10 @@ def test_a_remark_that_many_rows_share_is_said_once(attnbench, tmp_path):
         ("a.json", "attnbench diff: B is missing, as in `attnbench diff previous latest`; see `attnbench diff --help`"),
         (
             "a.json a.json --fail-over much",
-            "attnbench diff: --fail-over=much is no share; a number of per cent, 0 or more",
+            "attnbench diff: --fail-over=much cannot be used; a number of per cent, 0 or more",
         ),
-        ("a.json a.json --same-within -1", "attnbench diff: --same-within=-1 is no share"),
-        ("a.json a.json --fail-over nan", "attnbench diff: --fail-over=nan is no share"),
+        ("a.json a.json --same-within -1", "attnbench diff: --same-within=-1 cannot be used"),
+        ("a.json a.json --fail-over nan", "attnbench diff: --fail-over=nan cannot be used"),
         (
             "a.json a.json --across clock",
             "attnbench diff: --across=clock is not known; one of card, gpu, input, l2, regime",

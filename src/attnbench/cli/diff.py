@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.errors import RunFileError, UsageError, refusal, unknown
+from attnbench.errors import RunFileError, UsageError, parsed, refusal, unknown
 from attnbench.record import Run
 from attnbench.store.files import is_file
 from attnbench.store.saved import read_run
@@ -196,13 +196,18 @@ def _across(text: str | None) -> list[str]:
     return names
 
 
-def _percent(flag: str, text: str | None) -> float | None:
-    if text is None:
-        return None
+def _share(text: str) -> float:
     try:
         value = float(text.strip().removesuffix("%"))
     except ValueError:
         value = math.nan
     if not 0.0 <= value < 1000.0:
-        raise UsageError(refusal(WHO, flag, text, "is no share", "a number of per cent, 0 or more"))
+        raise ValueError("a number of per cent, 0 or more")
+    return value
+
+
+def _percent(flag: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    value = parsed(WHO, flag, text, _share)
     return value / 100.0
