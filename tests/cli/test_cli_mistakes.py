@@ -139,7 +139,7 @@ MISTAKES = [
     (
         "run ./no.toml",
         2,
-        r"suite no\.toml: path=no\.toml is not there; a TOML file; shipped suites: attention-cp, compare-.*",
+        r"suite no\.toml: path=no\.toml is not there; a TOML file; shipped suites: attention-cp, compare, compare-.*",
     ),
     ("run ./typo.toml", 2, r"suite typo\.toml: titel='t' is not a key; one of name, title, .*; did you mean title\?"),
     ("run ./deep.toml", 2, r"suite deep\.toml: path=deep\.toml is nested too deeply; a TOML file of a few levels"),

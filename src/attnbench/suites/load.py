@@ -141,7 +141,7 @@ class _Document:
 
 @cache
 def _shipped() -> dict[str, _Document]:
-    paths = sorted(Path(__file__).parent.glob("*.toml"))
+    paths = sorted(Path(__file__).parent.glob("*.toml"), key=lambda path: path.stem)
     return {path.stem: _Document(tomllib.loads(path.read_text("utf-8")), path.name, True) for path in paths}
 
 
