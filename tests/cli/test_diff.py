@@ -173,7 +173,8 @@ def test_files_of_a_seed_are_judged_by_what_they_have(attnbench, tmp_path, curre
     assert "based on means from another program's file, without samples" in answer.out.replace("\n", " ")
     if code == 3:
         assert answer.err == (
-            "attnbench diff: nothing could be judged: every row is unclear; --replicates 3 makes it clear; exit 3\n"
+            "attnbench diff: nothing could be judged: every row is unclear; more samples (--max-seconds) or "
+            "--replicates 3 may tell; exit 3\n"
         )
     for name in ("baseline", "current"):
         assert attnbench(f"import {name}.txt --out results").code == 0

@@ -130,7 +130,11 @@ def _exit_code(found: Diff, limit: float | None, machine_may_move: bool, output:
         return 1
     if found.has_judged:
         return 0
-    why = "every row is unclear; --replicates 3 makes it clear" if found.changes else "no row has a time in both"
+    why = (
+        "every row is unclear; more samples (--max-seconds) or --replicates 3 may tell"
+        if found.changes
+        else "no row has a time in both"
+    )
     if found.elsewhere and not found.changes:
         why = "another GPU measured every row in B; --across gpu judges them all the same"
     output.note(f"{WHO}: nothing could be judged: {why}; exit 3")
