@@ -129,5 +129,5 @@ def test_no_range_of_speed_ups_is_taken_from_ratios_without_an_interval():
     assert sentence(*few, *case("b2", *(4.0, 0.9, 6.0, 10.0) * 4)) == none, "an interval wider than the ratio"
     steady = case("b2", *(5.0, 5.2, 5.1, 5.3) * 4)
     assert sentence(*few, *steady) == (
-        "base is fastest in 1 of 2 cases, no clear winner in 1; 5.15 times as fast as own"
+        "base is fastest in 1 of 2 cases, no clear winner in 1; 5.15 times as fast as own (known in 1 of 2 cases)"
     )

@@ -314,8 +314,10 @@ def _single(contest: Standing) -> str:
 def _against(contests: Sequence[Standing], name: str) -> str:
     """How many times as fast a backend is as the baseline, or, if it is that itself, as who is next behind it.
 
-    Times and ratios that are not known to within themselves give no number.
+    Times and ratios that are not known to within themselves give no number; the number of the other cases is added.
     """
+    named = [{one for record in contest.records for one in (record.backend, backend_name(record))}
+             for contest in contests]  # fmt: skip
     contests = [dataclasses.replace(one, records=[record for record in one.records if not _is_wild(record)])
                 for one in contests]  # fmt: skip
     ratios = [
@@ -342,7 +344,10 @@ def _against(contests: Sequence[Standing], name: str) -> str:
     if not texts:
         return ""
     low, high = min(texts)[1], max(texts)[1]
-    return f"; {low} to {high} times as fast as {baseline}" if low != high else f"; {low} times as fast as {baseline}"
+    both = sum({name, baseline} <= names for names in named)
+    known = f" (known in {len(texts)} of {both} cases)" if len(texts) < both else ""
+    ends = f"{low} to {high}" if low != high else low
+    return f"; {ends} times as fast as {baseline}{known}"
 
 
 def _is_wild(record: Record) -> bool:
