@@ -16,8 +16,11 @@ Low layers state the fact; the top layers (`cli`, `sweep`) add the circumstances
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class AttnbenchError(Exception):
@@ -60,6 +63,10 @@ class WorkerError(AttnbenchError):
     """The worker process broke its protocol."""
 
 
+class UnknownName(ValueError):
+    """A text is none of the accepted names, which the message lists: what a parser of a choice raises."""
+
+
 def refusal(who: str, field: str, value: object, wrong: str, accepted: str, todo: str = "") -> str:
     """Return the message of a refusal in the project's form."""
     text = f"{who}: {field}={value} {wrong}; {accepted}"
@@ -71,6 +78,43 @@ def unknown(who: str, field: str, value: object, accepted: Iterable[str]) -> Usa
     names = sorted(accepted)
     todo = did_you_mean(nearest(str(value), names))
     return UsageError(refusal(who, field, value, "is not known", f"one of {', '.join(names)}", todo))
+
+
+def parsed(who: str, field: str, text: str, parse: Callable[[str], T], shown: str | None = None) -> T:
+    """Return a value given as text.
+
+    Args:
+        who: subject of the message.
+        field: the flag or field with the value.
+        text: the value as given.
+        parse: raises ValueError with what is accepted.
+        shown: the value as the message has it, if not `text`.
+
+    Raises:
+        UsageError: `parse` refuses the text.
+    """
+    try:
+        return parse(text)
+    except ValueError as error:
+        wrong = "is not known" if isinstance(error, UnknownName) else "cannot be used"
+        raise UsageError(refusal(who, field, shown or text or "''", wrong, str(error))) from None
+
+
+def names_nothing(who: str, field: str, text: str, accepted: str = "values with commas between") -> UsageError:
+    """Return the error for a list without a single value."""
+    return UsageError(refusal(who, field, text, "names nothing", accepted))
+
+
+def unreadable(error: Exception) -> str:
+    """Say why a file could not be read as text: no such file, a folder, no text in UTF-8, or the system's reason."""
+    if isinstance(error, FileNotFoundError):
+        return "is not there"
+    if isinstance(error, IsADirectoryError):
+        return "is a folder"
+    if isinstance(error, UnicodeError):
+        return "is not text in UTF-8"
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+    return f"cannot be read ({reason})"
 
 
 def absent(path: str | Path) -> str:

@@ -65,16 +65,16 @@ MISTAKES = [
     ("run --no-grad --mode bwd", 2, r"attnbench run: --mode=bwd contradicts --no-grad; one of the two"),
     ("run --seqlen 12,x", 2, r"attnbench run: --seqlen=x cannot be used; a whole number from 1.*"),
     ("run --seqlen 0", 2, r"attnbench run: --seqlen=0 cannot be used; a whole number from 1.*"),
-    ("run --dtype fp8", 2, r"attnbench run: --dtype=fp8 cannot be used; one of fp32, fp16, bf16"),
+    ("run --dtype fp8", 2, r"attnbench run: --dtype=fp8 is not known; one of fp32, fp16, bf16"),
     (
         "compare --dtype bf17",
         2,
-        r"attnbench compare: --dtype=bf17 cannot be used; one of fp32, fp16, bf16; did you mean bf16\?",
+        r"attnbench compare: --dtype=bf17 is not known; one of fp32, fp16, bf16; did you mean bf16\?",
     ),
     (
         "compare --regime busrt",
         2,
-        r"attnbench compare: --regime=busrt cannot be used; one of burst, sustained; did you mean burst\?",
+        r"attnbench compare: --regime=busrt is not known; one of burst, sustained; did you mean burst\?",
     ),
     ("run /", 2, r"attnbench: suite=/ is a folder; a suite's name, or a file ending in \.toml"),
     ("run --nheads 8 --nheads-kv 3", 2, r"attention: nheads_kv=3 does not divide nheads=8; a divisor of nheads"),
@@ -139,7 +139,7 @@ MISTAKES = [
     (
         "run ./no.toml",
         2,
-        r"suite no\.toml: path=no\.toml is not there; a TOML file; shipped suites: attention-cp, compare-.*",
+        r"suite no\.toml: path=no\.toml is not there; a TOML file; shipped suites: attention-cp, compare, compare-.*",
     ),
     ("run ./typo.toml", 2, r"suite typo\.toml: titel='t' is not a key; one of name, title, .*; did you mean title\?"),
     ("run ./deep.toml", 2, r"suite deep\.toml: path=deep\.toml is nested too deeply; a TOML file of a few levels"),
@@ -147,7 +147,7 @@ MISTAKES = [
     ("run ./long.toml", 2, r"suite long\.toml: path=long\.toml cannot be read \(Exceeds the limit .*\); a TOML file"),
     ("run ./pipe.toml", 2, r"suite pipe\.toml: path=pipe\.toml cannot be read \(not a regular file\); a TOML file"),
     ("run ./loop.toml", 2, r"suite loop\.toml: path=loop\.toml cannot be read \(Too many levels .*\); a TOML file"),
-    ("run ./folder.toml", 2, r"suite folder\.toml: path=folder\.toml cannot be read \(Is a directory\); a TOML file"),
+    ("run ./folder.toml", 2, r"suite folder\.toml: path=folder\.toml is a folder; a TOML file"),
     ("run ./timer.toml", 2, r"attnbench: --timer=foo is not known; one of .*"),
     ("run ./layout.toml", 2, r"suite s: layout=seed-oo1 is not known; one of .*; did you mean seed-001\?"),
     ("run --csv ./locked.csv", 2, r"output: path=locked\.csv cannot be written \(Permission denied\); a file .*"),
@@ -165,7 +165,7 @@ MISTAKES = [
     ("check --rel-ci 0.1", 2, r"attnbench check: flag=--rel-ci is not known; .*"),
     ("check --baseline sdpa", 2, r"attnbench check: flag=--baseline is not known; .*"),
     ("list --backends sdpa", 2, r"attnbench list: --backends=sdpa does not narrow the list of lists; .*"),
-    ("list backend", 2, r"attnbench list: what=backend is not known; one of backends, .*; did you mean backends\?"),
+    ("list backend", 2, r"attnbench list: WHAT=backend is not known; one of backends, .*; did you mean backends\?"),
     ("list suites --backends sdpa", 2, r"attnbench list: --backends=sdpa does not narrow the list of suites; .*"),
     (
         "export",
@@ -203,7 +203,7 @@ MISTAKES = [
     ("export ./cut.json --layout seed-001 --xlsx a.xlsx", 2, r"attnbench export: --layout=.* is no xlsx; --to PATH"),
     ("import", 2, r"attnbench import: PATH is missing, as in `attnbench import sweep.csv`; .*"),
     ("import ./wide.csv", 2, r"\S*wide\.csv: line=2 cannot be read \(field larger than .*\); 10 fields"),
-    ("import ./nope.csv", 2, r"import: path=nope\.csv does not exist; .*"),
+    ("import ./nope.csv", 2, r"import: path=nope\.csv is not there; .*"),
     ("import ./file.txt", 2, r"import: path=\S*file\.txt is of no known layout; a file of layout seed-000, .*"),
     (
         "run hstu-bsa --block-size 48",
@@ -313,7 +313,7 @@ LONG = "x" * 300
     ("words", "line"),
     [
         ("history --add", r"run file: path=x{300} cannot be read \(File name too long\); a run file written by .*"),
-        ("import", "import: path=x{300} does not exist; a file of a seed's layout"),
+        ("import", "import: path=x{300} is not there; a file of a seed's layout"),
         ("diff run.json", "attnbench diff: RUN=run.json is not there; a run file, or the id of one in results"),
         ("export --csv -", "attnbench export: RUN=x{300} is not there; a run file, or the id of one in results"),
     ],
@@ -323,3 +323,54 @@ def test_a_name_that_no_file_can_have_is_not_there(attnbench, words, line):
     answer = attnbench([*words.split(), LONG])
     assert answer.code
     assert re.fullmatch(line, answer.err.rstrip("\n")) is not None
+
+
+MEASURING = ("run quick", "check quick", "compare", "tune flash-triton", "profile torch quick", "load hstu-serving")
+SAME = {
+    "an unknown precision": (MEASURING, "--dtype bf17", "--dtype=bf17 is not known; one of fp32, fp16, bf16; .*"),
+    "a device that is none": (
+        (*MEASURING, "doctor"),
+        "--device gpu",
+        "--device=gpu cannot be used; auto, cpu, cuda or cuda:N; several GPUs by --gpus of run and check",
+    ),
+    "a list of nothing": (MEASURING[:-1], "--dtype ,", "--dtype=, names nothing; values with commas between"),
+    "a list of no rates": (MEASURING[-1:], "--rate ,", "--rate=, names nothing; values with commas between"),
+    "a list of no GPUs": (("run", "check", "links"), "--gpus ,", "--gpus=, names nothing; all, or numbers of GPUs .*"),
+    "a negative number": (
+        (*MEASURING, "data kuairand-1k"),
+        "--seed -1",
+        "--seed=-1 cannot be used; a whole number, at least 0",
+    ),
+    "a file in Latin-1": (
+        ("show", "report", "export --csv -", "explain", "merge", "diff latin.json", "run --resume"),
+        "latin.json",
+        "path=latin.json is not text in UTF-8; a run file written by attnbench run",
+    ),
+    "a suite in Latin-1": (
+        ("run", "check", "profile torch"),
+        "latin.toml",
+        "path=latin.toml is not text in UTF-8; a TOML file",
+    ),
+    "no such file": (
+        ("show", "report", "export --csv -", "explain", "merge", "diff gone.json", "run --resume"),
+        "gone.json",
+        "RUN=gone.json is not there; a run file, or the id of one in results",
+    ),
+    "a file of another program": (
+        ("import", "profile --from"),
+        "gone.json",
+        "(path|--from)=gone.json is not there; .*",
+    ),
+}
+
+
+@pytest.mark.parametrize(("verbs", "words", "line"), SAME.values(), ids=SAME)
+def test_the_same_mistake_has_the_same_words_with_every_command(attnbench, folder, sweep, verbs, words, line):
+    Path("latin.json").write_bytes(b'{"a": "\xe9"}')
+    Path("latin.toml").write_bytes(b'name = "\xe9"\n')
+    for verb in verbs:
+        answer = attnbench([*verb.split(), *words.split()])
+        assert answer.code == 2, verb
+        last = answer.err.splitlines()[-1]
+        assert re.fullmatch(line, last.partition(": ")[2]), f"{verb}: {last}"
+    assert sweep.runs == []

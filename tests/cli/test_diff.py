@@ -173,7 +173,8 @@ def test_files_of_a_seed_are_judged_by_what_they_have(attnbench, tmp_path, curre
     assert "based on means from another program's file, without samples" in answer.out.replace("\n", " ")
     if code == 3:
         assert answer.err == (
-            "attnbench diff: nothing could be judged: every row is unclear; --replicates 3 makes it clear; exit 3\n"
+            "attnbench diff: nothing could be judged: every row is unclear; more samples (--max-seconds) or "
+            "--replicates 3 may tell; exit 3\n"
         )
     for name in ("baseline", "current"):
         assert attnbench(f"import {name}.txt --out results").code == 0
@@ -304,10 +305,10 @@ def test_a_remark_that_many_rows_share_is_said_once(attnbench, tmp_path):
         ("a.json", "attnbench diff: B is missing, as in `attnbench diff previous latest`; see `attnbench diff --help`"),
         (
             "a.json a.json --fail-over much",
-            "attnbench diff: --fail-over=much is no share; a number of per cent, 0 or more",
+            "attnbench diff: --fail-over=much cannot be used; a number of per cent, 0 or more",
         ),
-        ("a.json a.json --same-within -1", "attnbench diff: --same-within=-1 is no share"),
-        ("a.json a.json --fail-over nan", "attnbench diff: --fail-over=nan is no share"),
+        ("a.json a.json --same-within -1", "attnbench diff: --same-within=-1 cannot be used"),
+        ("a.json a.json --fail-over nan", "attnbench diff: --fail-over=nan cannot be used"),
         (
             "a.json a.json --across clock",
             "attnbench diff: --across=clock is not known; one of card, gpu, input, l2, regime",

@@ -283,7 +283,7 @@ def test_a_gpu_asked_for_and_not_there_is_exit_3(no_driver, watch):
         (("--watch", "nan"), "attnbench doctor: --watch=nan is not a period; 0.05 to 3600 seconds"),
         (("--watch", "--device", "cpu"), "attnbench doctor: --device=cpu has nothing to watch; auto, cuda or cuda:N"),
         (("--watch", "--json", "-"), "attnbench doctor: --json=- does not go with --watch; one of the two"),
-        (("--device", "gpu"), "device=gpu is not known; auto, cpu, cuda or cuda:N"),
+        (("--device", "gpu"), "attnbench doctor: --device=gpu cannot be used; auto, cpu, cuda or cuda:N"),
     ],
 )
 def test_wrong_flags(nvml, arguments, words):

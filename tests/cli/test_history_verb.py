@@ -136,7 +136,7 @@ def test_files_that_are_no_runs_are_said_and_the_others_added(attnbench, run):
     assert "theirs.json" in answer.err
     answer = attnbench(f"history --add nowhere.json {path}")
     assert (answer.code, answer.out) == (1, f"{KEPT}: 0 added, 1 unchanged\n")
-    assert "nowhere.json cannot be read" in answer.err
+    assert "nowhere.json is not there" in answer.err
 
 
 # ── showing ────────────────────────────────────────────────────────────────────────────────────────
@@ -174,8 +174,8 @@ def test_lists_are_written_and_cut(attnbench, row):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--limit 0", "--limit=0 is no number of runs; 1 or more"),
-        ("--limit ²", "--limit=² is no number of runs"),
+        ("--limit 0", "--limit=0 cannot be used; a whole number, at least 1"),
+        ("--limit ²", "--limit=² cannot be used"),
         ("--since soon", "--since=soon is no time; a date such as 2026-11-20, or days back such as 30d"),
         ("--to x", "--to=x goes with --restore"),
         ("--add a --restore b", "--add does not go with --restore; one of them"),

@@ -121,7 +121,7 @@ def test_the_sweeps_are_planned_in_under_five_minutes_on_a_gpu(name):
         (["--pool-share", "0"], "--pool-share=0 cannot be used; a number above 0, at most 1"),
         (["--num-candidates", "4000"], "num_candidates=4000 is over what model=small scores; at most 1024"),
         (["--cached", "9000"], "cached + new_tokens=9256 is over the history of model=small; at most 8192"),
-        (["--model", "huge"], "--model=huge cannot be used; one of bench"),
+        (["--model", "huge"], "--model=huge is not known; one of bench"),
         (["--seqlen", "5"], "axis=seqlen is not known"),
         (["--backends", "sdpa"], "name=sdpa computes attention"),
     ],

@@ -273,7 +273,7 @@ def test_a_file_of_no_layout_is_refused(tmp_path, content):
     words = r"is of no known layout; a file of layout seed-000, seed-001, seed-002, seed-003, seed-004; name it with"
     with pytest.raises(RunFileError, match=words):
         recognise(path)
-    with pytest.raises(RunFileError, match=r"path=.*gone does not exist; a file of a seed's layout"):
+    with pytest.raises(RunFileError, match=r"path=.*gone is not there; a file of a seed's layout"):
         recognise(tmp_path / "gone")
 
 

@@ -153,7 +153,7 @@ def test_a_difference_is_taken_apart_in_cycles():
     }
     assert sum(mine.residues.values()) == pytest.approx(80 - 76)
     assert (first.in_place, mine.in_place) == (pytest.approx(60 / 56 - 1), pytest.approx(34 / 32 - 1))
-    assert first.limit == pytest.approx(100 / 40)
+    assert first.limit.value == pytest.approx(100 / 40)
     assert mine.saved == pytest.approx(20 / 60)
     explained, differences = reconciled("a-case", [base, other], None)
     cells = differences.lines[1].cells

@@ -97,7 +97,7 @@ def test_rules_with_a_mistake(tmp_path, text, words):
 
 
 def test_rules_that_are_not_there():
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="is not there"):
         categories.load("nowhere.toml")
 
 

@@ -112,8 +112,8 @@ def test_a_password_in_a_text_that_is_cut_apart_is_hidden(tmp_path, rules):
 
 
 def test_a_file_that_is_not_there_and_a_folder(tmp_path, rules):
-    for path in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(UsageError, match="cannot be read"):
+    for path, wrong in ((tmp_path / "nowhere", "is not there"), (tmp_path, "is a folder")):
+        with pytest.raises(UsageError, match=f"--from={path} {wrong}; an .ncu-rep"):
             sources.read(path, rules)
 
 

@@ -36,6 +36,45 @@ def test_no_time_axis_goes_below_zero(samples):
         assert not re.search(r">[−-][0-9.]", svg.decode()), figure.kind
 
 
+def time_chart(**samples):
+    records = [
+        make_record(make_case(), name, tflops=500.0, time=make_time(list(times))) for name, times in samples.items()
+    ]
+    (figure,) = [one for one in figures([derive(make_run(records))]) if one.kind == "time"]
+    return figure, {one["b"]: one for one in figure.spec["datasets"]["rows"]}
+
+
+def test_a_few_slow_samples_do_not_stretch_the_time_axis():
+    usual = [1.0 + 0.001 * (7 * place % 38) for place in range(38)]  # in no order, as a drift widens intervals
+    figure, rows = time_chart(one=[*usual, 90.0], two=[*usual, 40.0, 95.5], three=usual)
+    assert all(max(one["s"]) < 1.04 for one in rows.values())
+    assert (rows["one"]["o"], rows["two"]["o"]) == ("1, at 90.0", "2, up to 95.5")
+    assert "o" not in rows["three"]
+    assert figure.alt.endswith(" Samples beyond the axis: 1, at 90.0 of one, 2, up to 95.5 of two.")
+    (svg,) = pictures(figure, ("svg",))
+    assert "2, up to 95.5 →" in svg.decode()
+    assert ">90" not in svg.decode(), "no such tick"
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        {"one": [1.0 + 0.01 * (7 * place % 40) for place in range(40)]},
+        {
+            "one": [1.0 + 0.01 * (7 * place % 40) for place in range(40)] + [1.5]
+        },  # longer, but the rest keeps two thirds
+        {"one": [1.0, 1.01] * 20 + [1.9], "slow": [2.0] * 40},  # within the times of another backend
+        {"one": [1.0, 1.01] * 20, "slow": [90.0] * 40 + [120.0]},  # a little longer on a logarithmic axis
+    ],
+)
+def test_a_time_axis_that_slow_samples_do_not_stretch_has_all(samples):
+    figure, rows = time_chart(**samples)
+    assert {name: max(one["s"]) for name, one in rows.items()} == {
+        name: pytest.approx(max(times)) for name, times in samples.items()
+    }
+    assert "beyond" not in figure.alt + json.dumps(figure.spec)
+
+
 def test_lines_have_the_intervals_of_their_points():
     cases = [make_case(seqlen=length, seqlen_k=length) for length in (1024, 2048)]
     run = derive(make_run([make_record(case, "a", tflops=500.0, samples=30, noise=0.05) for case in cases]

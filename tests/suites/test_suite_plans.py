@@ -253,14 +253,14 @@ def test_an_axis_without_single_numbers_has_no_steps(text):
     [
         ("seqlen", "512,", r"attnbench run: --seqlen='' cannot be used; a whole number from 1"),
         ("seqlen_k", "0", r"attnbench run: --seqlen-k=0 cannot be used; a whole number from 1"),
-        ("dtype", "bf16,fp8", r"attnbench run: --dtype=fp8 cannot be used; one of fp32, fp16, bf16"),
+        ("dtype", "bf16,fp8", r"attnbench run: --dtype=fp8 is not known; one of fp32, fp16, bf16"),
         ("seqlen", "0:8:4", r"--seqlen=0:8:4 cannot be used; a whole number from 1"),
         ("seqlen", "1:4", r"--seqlen=1:4 cannot be used; .*, or FROM:TO:STEP"),
         ("seqlen", "1:4:x", r"--seqlen=1:4:x cannot be used; .*, or FROM:TO:STEP"),
         ("seqlen", "8:4:2", r"--seqlen=8:4:2 cannot be used; FROM:TO:STEP of 1 to 10000 numbers"),
         ("seqlen", "1:4:0", r"--seqlen=1:4:0 cannot be used; FROM:TO:STEP of 1 to 10000 numbers"),
         ("seqlen", "1:999999999:1", r"--seqlen=1:999999999:1 cannot be used; FROM:TO:STEP of 1 to 10000 numbers"),
-        ("causal", "yes", r"causal=yes cannot be used; one of true, false, both"),
+        ("causal", "yes", r"causal=yes is not known; one of true, false, both"),
     ],
 )
 def test_a_wrong_value_of_an_axis(axis, text, message):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.api.answers import Result
-from attnbench.errors import UsageError, refusal, unknown
+from attnbench.errors import UsageError, parsed, refusal, unknown
 from attnbench.text import shown
 
 if TYPE_CHECKING:
@@ -174,10 +174,7 @@ def _axis_values(workload: str, axes: Mapping[str, Any]) -> dict[str, tuple[Any,
             raise UsageError(refusal("attnbench.run", name, value, "has no value", "one value or several"))
         for place, one in enumerate(values):
             if name in parse and (isinstance(one, str) or type(one).__module__ == "torch"):
-                try:
-                    values[place] = parse[name](str(one))
-                except ValueError as error:
-                    raise UsageError(refusal("attnbench.run", name, one, "cannot be used", str(error))) from None
+                values[place] = parsed("attnbench.run", name, str(one), parse[name])
     return {name: tuple(values) for name, values in found.items()}
 
 
@@ -202,8 +199,5 @@ def _settings(asked: Mapping[str, Any], workload: str) -> dict[str, Any]:
             raise UsageError(refusal("attnbench.run", "setting", name, "is an axis of the shape", accepted))
         if name not in known:
             raise unknown("attnbench.run", "setting", name, [*known, "check", "measure", *ARGUMENTS])
-        try:
-            found[name] = known[name](str(value))
-        except ValueError as error:
-            raise UsageError(refusal("attnbench.run", name, value, "cannot be used", str(error))) from None
+        found[name] = parsed("attnbench.run", name, str(value), known[name])
     return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.errors import UsageError, refusal, unknown
+from attnbench.errors import UsageError, parsed, refusal, unknown
 from attnbench.suites.settings import whole
 from attnbench.workloads.hstu_serving.case import MOST_BATCH
 
@@ -66,7 +66,7 @@ def add_arguments(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read or draw the users, write the files, and print a summary."""
     if args.name not in NAMES:
-        raise unknown(WHO, "name", args.name, NAMES)
+        raise unknown(WHO, "NAME", args.name, NAMES)
     output = Output()
     interval = _whole("--interval", args.interval, 1, INTERVAL_S)
     if args.name == SHAPES:
@@ -145,10 +145,4 @@ def _histories(args: argparse.Namespace, output: Output) -> Iterable[History]:
 def _whole(flag: str, text: str | None, least: int, default: int, most: int | None = None) -> int:
     if text is None:
         return default
-    try:
-        found = whole(least)(text)
-        if most is not None and found > most:
-            raise ValueError(f"{least} to {most}")
-        return found
-    except ValueError as error:
-        raise UsageError(refusal(WHO, flag, text, "cannot be used", str(error))) from None
+    return parsed(WHO, flag, text, whole(least, most))

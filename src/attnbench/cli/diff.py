@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.errors import RunFileError, UsageError, refusal, unknown
+from attnbench.errors import RunFileError, UsageError, parsed, refusal, unknown
 from attnbench.record import Run
 from attnbench.store.files import is_file
 from attnbench.store.saved import read_run
@@ -130,7 +130,11 @@ def _exit_code(found: Diff, limit: float | None, machine_may_move: bool, output:
         return 1
     if found.has_judged:
         return 0
-    why = "every row is unclear; --replicates 3 makes it clear" if found.changes else "no row has a time in both"
+    why = (
+        "every row is unclear; more samples (--max-seconds) or --replicates 3 may tell"
+        if found.changes
+        else "no row has a time in both"
+    )
     if found.elsewhere and not found.changes:
         why = "another GPU measured every row in B; --across gpu judges them all the same"
     output.note(f"{WHO}: nothing could be judged: {why}; exit 3")
@@ -196,13 +200,18 @@ def _across(text: str | None) -> list[str]:
     return names
 
 
-def _percent(flag: str, text: str | None) -> float | None:
-    if text is None:
-        return None
+def _share(text: str) -> float:
     try:
         value = float(text.strip().removesuffix("%"))
     except ValueError:
         value = math.nan
     if not 0.0 <= value < 1000.0:
-        raise UsageError(refusal(WHO, flag, text, "is no share", "a number of per cent, 0 or more"))
+        raise ValueError("a number of per cent, 0 or more")
+    return value
+
+
+def _percent(flag: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    value = parsed(WHO, flag, text, _share)
     return value / 100.0

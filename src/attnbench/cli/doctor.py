@@ -70,13 +70,14 @@ def run(args: argparse.Namespace) -> int:
     """
     from attnbench.machine.devices import resolve
     from attnbench.store.files import check_writable, write_text
+    from attnbench.suites.settings import parse_setting
 
     output = Output()
     if args.watch is not None:
         return _watch(output, args.device, _seconds(args.watch), args.json)
     if args.json not in (None, "-"):
         check_writable(args.json)
-    report = examine(resolve(args.device), output)
+    report = examine(resolve(parse_setting("attnbench doctor", "device", args.device)), output)
     text = json.dumps(to_dict(report), indent=2, ensure_ascii=False)
     if args.json == "-":
         output.line(text)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnbench.cli.parser import Parser
-from attnbench.errors import UsageError, refusal, unknown
+from attnbench.errors import UsageError, parsed, refusal, unknown
 from attnbench.record import Run
 
 if TYPE_CHECKING:
@@ -115,10 +115,7 @@ def jobs_of(args: argparse.Namespace, who: str) -> int:
 
     if args.jobs is None:
         return 0 if args.engine == "ray" else default_jobs()
-    try:
-        jobs = whole(0)(args.jobs)
-    except ValueError as accepted:
-        raise UsageError(refusal(who, "--jobs", args.jobs, "cannot be used", str(accepted))) from None
+    jobs = parsed(who, "--jobs", args.jobs, whole(0))
     if jobs and args.engine == "ray":
         raise UsageError(refusal(who, "--jobs", args.jobs, "is for this machine", "without --engine ray"))
     return jobs

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbench.cli.parser import BooleanAxis, Parser
-from attnbench.errors import UsageError, refusal, unknown
+from attnbench.errors import UsageError, names_nothing, refusal, unknown
 from attnbench.suites.settings import SETTINGS
 from attnbench.workloads.base import Axis, load_workload, workload_names
 
@@ -234,7 +234,7 @@ def view_of(args: argparse.Namespace, who: str) -> View:
 
     names = () if args.columns is None else tuple(name.strip() for name in args.columns.split(",") if name.strip())
     if args.columns is not None and not names:
-        raise UsageError(refusal(who, "--columns", args.columns, "names nothing", "columns with commas between"))
+        raise names_nothing(who, "--columns", args.columns, "columns with commas between")
     for name in names:
         if name not in (*KEYS, ALL):
             raise unknown(who, "--columns", name, [ALL, *KEYS])
@@ -316,7 +316,7 @@ def selector_words(flag: str, values: Sequence[str] | None) -> list[str]:
     words = []
     for value in values or ():
         if not (named := split_selectors(value)):
-            raise UsageError(refusal("attnbench", flag, value, "names nothing", "see `attnbench list backends`"))
+            raise names_nothing("attnbench", flag, value, "see `attnbench list backends`")
         words += named
     return words
 

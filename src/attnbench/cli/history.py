@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.errors import RunFileError, UsageError, refusal
+from attnbench.errors import RunFileError, UsageError, parsed, refusal
+from attnbench.suites.settings import whole
 
 if TYPE_CHECKING:
     from attnbench.store.history.place import Place
@@ -109,9 +110,7 @@ def _checked(args: argparse.Namespace) -> Filters:
     for path in (args.csv, args.json, args.to):
         if path not in (None, "-"):
             check_writable(path)
-    if args.limit is not None and not (args.limit.isascii() and args.limit.isdigit() and 0 < int(args.limit) < 10**9):
-        raise UsageError(refusal(WHO, "--limit", args.limit, "is no number of runs", "1 or more"))
-    limit = None if args.limit is None else int(args.limit)
+    limit = None if args.limit is None else parsed(WHO, "--limit", args.limit, whole(1, 10**9))
     return Filters(args.suite, None if args.since is None else since(args.since), limit)
 
 

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from attnbench.store.files import check_writable, write_text
 
     if args.what not in (None, *LISTS):
-        raise unknown("attnbench list", "what", args.what, LISTS)
+        raise unknown("attnbench list", "WHAT", args.what, LISTS)
     if args.names is not None:
         args.backends = [*(args.backends or []), args.names]
     if args.backends and args.what not in ("backends", "configs"):

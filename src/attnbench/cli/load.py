@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.cli.executors import add_no_wait
 from attnbench.cli.parser import Parser
-from attnbench.errors import UsageError, absent, refusal, unknown
+from attnbench.errors import UsageError, absent, names_nothing, parsed, refusal, unknown
 from attnbench.store.files import is_file
-from attnbench.suites.settings import between, whole
+from attnbench.suites.settings import between, parse_setting, whole
+from attnbench.workloads.attention.case import ACCEPTED_DTYPES
+from attnbench.workloads.base import one_number, one_of, precision
 from attnbench.workloads.hstu_serving.case import ON_HOST_HIT, PAGE_SIZES
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ WHO = "attnbench load"
 NAMES = ("hstu-serving",)
 SCENARIOS = ("server", "offline", "gaps", "replay")
 ATTENTIONS = ("paged", "gathered", "reference")
-PRECISIONS = ("bf16", "fp16", "fp32")
 DRAIN_S = 30.0
 
 
@@ -202,15 +203,6 @@ def options_of(args: argparse.Namespace) -> Options:
     from attnbench.loadtest.users import MOST_USERS, POLICIES
     from attnbench.machine.devices import resolve
 
-    for flag, accepted in (
-        ("dtype", PRECISIONS),
-        ("long_history", POLICIES),
-        ("attention", ATTENTIONS),
-        ("on_host_hit", ON_HOST_HIT),
-        ("candidates", CANDIDATES),
-    ):
-        if (value := getattr(args, flag)) is not None and value not in accepted:
-            raise unknown(WHO, "--" + flag.replace("_", "-"), value, accepted)
     seconds, share = between(0, 1e6), between(0, 1e3)
     asked = {
         name: _value(args, name, parse)
@@ -225,14 +217,19 @@ def options_of(args: argparse.Namespace) -> Options:
             ("pool_share", share),
             ("pool_pages", _whole(1)),
             ("only_user", _whole(0)),
-            ("page_size", _one_of(PAGE_SIZES)),
+            ("page_size", one_number(*PAGE_SIZES)),
             ("host_pages", _whole(0)),
             ("offload_chunk", _whole(1)),
             ("seed", _whole(0)),
+            ("dtype", precision(*ACCEPTED_DTYPES)),
+            ("long_history", one_of(*POLICIES)),
+            ("attention", one_of(*ATTENTIONS)),
+            ("on_host_hit", one_of(*ON_HOST_HIT)),
+            ("candidates", one_of(*CANDIDATES)),
         )
     }
     slos = _list(args, "slo_ms", seconds)
-    device = resolve(args.device or "auto")
+    device = resolve(parse_setting(WHO, "device", args.device or "auto"))
     preset = preset_of(args.config, on_gpu=device.on_gpu)
     if asked["num_candidates"] is not None and asked["num_candidates"] > preset.config.max_candidates:
         raise UsageError(
@@ -278,17 +275,17 @@ def options_of(args: argparse.Namespace) -> Options:
         pool_pages=asked["pool_pages"],
         host_pages=chosen("host_pages", 0),
         offload_chunk=chosen("offload_chunk", 1),
-        on_host_hit=args.on_host_hit or ON_HOST_HIT[0],
+        on_host_hit=chosen("on_host_hit", ON_HOST_HIT[0]),
         graph=args.graph,
         cache=not args.no_cache,
-        attention=args.attention,
-        long_history=args.long_history or POLICIES[0],
-        dtype=args.dtype,
+        attention=asked["attention"],
+        long_history=chosen("long_history", POLICIES[0]),
+        dtype=asked["dtype"],
         seed=chosen("seed", 0),
         checkpoint=args.checkpoint,
         source=args.source,
         only_user=asked["only_user"],
-        candidates_of=args.candidates or CANDIDATES[0],
+        candidates_of=chosen("candidates", CANDIDATES[0]),
     )
 
 
@@ -333,40 +330,21 @@ def _burstiness(args: argparse.Namespace) -> float:
 def _value(args: argparse.Namespace, name: str, parse: Callable[[str], Any]) -> Any:
     """Return the value of a flag; None if it is not given."""
     text = getattr(args, name)
-    return None if text is None else _parsed("--" + name.replace("_", "-"), text, parse)
+    return None if text is None else parsed(WHO, "--" + name.replace("_", "-"), text, parse)
 
 
 def _list(args: argparse.Namespace, name: str, parse: Callable[[str], Any]) -> list[Any]:
     text = getattr(args, name)
     if text is None:
         return []
-    found = [_parsed("--" + name.replace("_", "-"), word.strip(), parse) for word in text.split(",")]
-    return list(dict.fromkeys(found))
-
-
-def _parsed(flag: str, text: str, parse: Callable[[str], Any]) -> Any:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise UsageError(refusal(WHO, flag, text or "''", "cannot be used", str(error))) from None
+    flag, words = "--" + name.replace("_", "-"), [word.strip() for word in text.split(",")]
+    if not any(words):
+        raise names_nothing(WHO, flag, text)
+    return list(dict.fromkeys(parsed(WHO, flag, word, parse) for word in words))
 
 
 def _whole(least: int, most: int = 10**9) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if (found := whole(least)(text)) > most:
-            raise ValueError(f"{least} to {most}")
-        return found
-
-    return parse
-
-
-def _one_of(values: tuple[int, ...]) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if text not in map(str, values):
-            raise ValueError(f"one of {', '.join(map(str, values))}")
-        return int(text)
-
-    return parse
+    return whole(least, most)
 
 
 def _from_zero(text: str) -> float:

@@ -13,7 +13,7 @@ from attnbench.cli.executors import add_no_wait
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
 from attnbench.cli.request import make_run
-from attnbench.errors import UsageError, refusal, unknown
+from attnbench.errors import UsageError, parsed, refusal, unknown
 from attnbench.suites.settings import SETTINGS, between, whole
 
 if TYPE_CHECKING:
@@ -272,17 +272,11 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _number(text: str | None, flag: str, least: int) -> int | None:
-    try:
-        return None if text is None else whole(least)(text)
-    except ValueError as error:
-        raise UsageError(refusal(WHO, flag, text, "cannot be used", str(error))) from None
+    return None if text is None else parsed(WHO, flag, text, whole(least))
 
 
 def _seconds(text: str | None) -> float:
-    try:
-        return TIMEOUT_S if text is None else between(0)(text)
-    except ValueError as error:
-        raise UsageError(refusal(WHO, "--timeout", text, "cannot be used", str(error))) from None
+    return TIMEOUT_S if text is None else parsed(WHO, "--timeout", text, between(0))
 
 
 def options(args: argparse.Namespace) -> Options:

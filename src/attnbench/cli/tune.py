@@ -13,7 +13,7 @@ from attnbench.cli import flags
 from attnbench.cli.ending import exit_code
 from attnbench.cli.output import Output
 from attnbench.cli.parser import Parser
-from attnbench.errors import NothingToRun, UsageError, refusal
+from attnbench.errors import NothingToRun, UsageError, parsed, refusal
 from attnbench.machine.device import Device
 from attnbench.suites.settings import SETTINGS, between, whole
 
@@ -142,10 +142,7 @@ def _numbers(args: argparse.Namespace) -> dict[str, Any]:
     found = {}
     for name, parse in NUMBERS.items():
         text = getattr(args, name)
-        try:
-            found[name] = None if text is None else parse(text)
-        except ValueError as error:
-            raise UsageError(refusal(WHO, f"--{name}", text, "cannot be used", str(error))) from None
+        found[name] = None if text is None else parsed(WHO, f"--{name}", text, parse)
     if args.csv == "-" == args.json:
         raise UsageError(refusal(WHO, "--json", "-", "wants stdout, as --csv does", "one of them"))
     if args.resume and args.again:

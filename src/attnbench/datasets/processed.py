@@ -24,7 +24,7 @@ from typing import IO, Any
 import numpy as np
 
 from attnbench.datasets.history import FEATURES, LISTS, History, intervals
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import UsageError, refusal, unreadable
 from attnbench.text import shown
 
 SEQS, INFERENCE, BATCHES = "processed_seqs.csv", "processed_seqs_inference.csv", "processed_batches.csv"
@@ -231,8 +231,7 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str,
                     )
                 yield place, row
     except (OSError, UnicodeError, csv.Error) as error:
-        words = getattr(error, "strerror", None) or str(error)
-        raise UsageError(refusal("data", "file", name, f"cannot be read ({words})", f"a file of {name}")) from None
+        raise UsageError(refusal("data", "file", name, unreadable(error), f"a file of {name}")) from None
     finally:
         csv.field_size_limit(usual)
 

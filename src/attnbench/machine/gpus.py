@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from attnbench.errors import Unavailable, UsageError, refusal
+from attnbench.errors import Unavailable, UsageError, names_nothing, refusal
 from attnbench.machine.device import Device
 from attnbench.machine.devices import count_gpus, why_no_gpu
 
@@ -26,6 +26,8 @@ def chosen_gpus(who: str, text: str, field: str = "--gpus", *, without: str = "-
         Unavailable: torch does not see one of them; the message says why.
     """
     words = [word.strip() for word in text.split(",")] if text != ALL else []
+    if words and not any(words):
+        raise names_nothing(who, field, text, ACCEPTED)
     for place, word in enumerate(words):
         if not re.fullmatch(r"[0-9]{1,3}", word):
             raise UsageError(refusal(who, field, text, f"names no GPU by {word or 'nothing'}", ACCEPTED))

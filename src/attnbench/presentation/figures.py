@@ -80,19 +80,29 @@ def interval(time: Time, unit: Unit) -> str:
 
 
 def ratio(speedup: Speedup) -> tuple[str, str]:
-    """Format a speed-up and its half interval: ``2.30x``, ``±0.01``.
+    """Format a speed-up and its half interval, as `factor` does."""
+    return factor(speedup.ratio, speedup.ci_low, speedup.ci_high)
+
+
+def factor(value: float, low: float | None, high: float | None) -> tuple[str, str]:
+    """Format a ratio and its half interval: ``2.30x``, ``±0.01``.
 
     For an interval wider than the ratio the result has both ends, ``0.2x to 9x``; also if the longer arm would
-    reach across 1, as in ``1.2x ±0.6`` beside "faster".
+    reach across 1, as in ``1.2x ±0.6`` beside "faster".  Without a highest end it is ``over 3x``.
     """
-    half, low, high = speedup_half(speedup), speedup.ci_low, speedup.ci_high
-    if is_wild(speedup.ratio, low, high):
-        return f"{plain(low, 2)}x to {plain(high, 2)}x", ""
+    half = half_interval(value, low, high)
+    if is_wild(value, low, high):
+        return f"over {plain(low, 2)}x" if high == math.inf else f"{plain(low, 2)}x to {plain(high, 2)}x", ""
     if half is not None and low is not None and high is not None:
-        across = low > 1.0 > speedup.ratio - half or high < 1.0 < speedup.ratio + half
+        across = low > 1.0 > value - half or high < 1.0 < value + half
         if across:
             return f"{plain(low)}x to {plain(high)}x", ""
-    return f"{measured(speedup.ratio, half)}x", margin(speedup.ratio, half)
+    return f"{measured(value, half)}x", margin(value, half)
+
+
+def short_factor(value: float, half: float | None = None) -> str:
+    """Format a ratio inside a sentence: with two decimals, or fewer if the interval supports no more."""
+    return min(f"{value:.2f}", measured(value, half), key=len)
 
 
 def measured(value: float | None, half: float | None) -> str:

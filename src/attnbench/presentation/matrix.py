@@ -13,6 +13,7 @@ from attnbench.presentation.blocks import by_case, lost_of, short_names, sweep
 from attnbench.presentation.columns import VALUES, View
 from attnbench.presentation.conditions import Conditions
 from attnbench.presentation.gpus import spread_of_gpus
+from attnbench.presentation.ranges import Range, range_of, ratio_of
 from attnbench.presentation.sparse import break_even
 from attnbench.record import Record, Run, Status
 from attnbench.store.replicates import by_backend, case_of, is_replicated, verdicts_of_fastest
@@ -313,8 +314,10 @@ def _single(contest: Standing) -> str:
 def _against(contests: Sequence[Standing], name: str) -> str:
     """How many times as fast a backend is as the baseline, or, if it is that itself, as who is next behind it.
 
-    Times that are not known to within themselves give no number.
+    Times and ratios that are not known to within themselves give no number; the number of the other cases is added.
     """
+    named = [{one for record in contest.records for one in (record.backend, backend_name(record))}
+             for contest in contests]  # fmt: skip
     contests = [dataclasses.replace(one, records=[record for record in one.records if not _is_wild(record)])
                 for one in contests]  # fmt: skip
     ratios = [
@@ -326,46 +329,44 @@ def _against(contests: Sequence[Standing], name: str) -> str:
         and record.speedup.baseline != record.backend
         and any(other.backend == record.speedup.baseline for other in one.records)
     ]
-    texts, baseline = [], ""
+    found: list[Range] = []
+    baseline = ""
     if ratios:
         baseline = ratios[0].baseline
-        texts = [(one.ratio, _short(one.ratio, figures.speedup_half(one))) for one in ratios
-                 if one.baseline == baseline]  # fmt: skip
+        found = [ratio_of(one) for one in ratios if one.baseline == baseline]
     else:
         rivals = [_next_behind(one, name) for one in contests]
         counted = Counter(rival[0] for rival in rivals if rival)
         if counted:
             baseline = counted.most_common(1)[0][0]
-            texts = [(ratio, _short(ratio)) for one in contests
-                     if (ratio := _ratio(one, name, baseline)) is not None]  # fmt: skip
+            found = [ratio for one in contests if (ratio := _ratio(one, name, baseline)) is not None]
+    texts = [(one.value, figures.short_factor(one.value, one.half)) for one in found if one.is_known]
     if not texts:
         return ""
     low, high = min(texts)[1], max(texts)[1]
-    return f"; {low} to {high} times as fast as {baseline}" if low != high else f"; {low} times as fast as {baseline}"
+    both = sum({name, baseline} <= names for names in named)
+    known = f" (known in {len(texts)} of {both} cases)" if len(texts) < both else ""
+    ends = f"{low} to {high}" if low != high else low
+    return f"; {ends} times as fast as {baseline}{known}"
 
 
 def _is_wild(record: Record) -> bool:
     return record.time is not None and figures.wild_time(record.time)
 
 
-def _short(ratio: float, half: float | None = None) -> str:
-    """Format with two decimals, or fewer if the interval supports no more."""
-    return min(f"{ratio:.2f}", figures.measured(ratio, half), key=len)
-
-
-def _next_behind(contest: Standing, name: str) -> tuple[str, float] | None:
+def _next_behind(contest: Standing, name: str) -> tuple[str, Range] | None:
     others = [record for record in contest.records if backend_name(record) != name]
     ratio = _ratio(contest, name, backend_name(others[0])) if others else None
     return None if ratio is None else (backend_name(others[0]), ratio)
 
 
-def _ratio(contest: Standing, name: str, other: str) -> float | None:
+def _ratio(contest: Standing, name: str, other: str) -> Range | None:
     """Other's median over this one's: paired if the run has a speed-up of the two, else the ratio of medians."""
     by_name = {backend_name(record): record for record in contest.records}
     own, rival = by_name.get(name), by_name.get(other)
     if own is None or rival is None:
         return None
     if rival.speedup and rival.speedup.baseline == own.backend and rival.speedup.ratio:
-        return 1.0 / rival.speedup.ratio
-    medians = [record.time.median_ms if record.time else None for record in (rival, own)]
-    return medians[0] / medians[1] if medians[0] and medians[1] else None
+        return Range(1.0, 1.0, 1.0).over(ratio_of(rival.speedup))
+    medians = [range_of(record.time) if record.time else None for record in (rival, own)]
+    return medians[0].over(medians[1]) if medians[0] and medians[1] and medians[1].value else None

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name, filled
+from attnbench.presentation.ranges import Range, added, limit, limit_cells, range_of
 from attnbench.presentation.serving import REQUESTS
 from attnbench.record import Record, Time
 
@@ -111,10 +112,9 @@ class Reconciled:
         return _over(parts.attention, parts.alone)
 
     @property
-    def limit(self) -> float:
+    def limit(self) -> Range | None:
         """Speed-up of the reference row's step if its attention took no time."""
-        first = (self.first or self).ms
-        return first.step / (first.step - first.attention - first.copies)
+        return limit_of((self.first or self).record)
 
     @property
     def saved(self) -> float | None:
@@ -159,10 +159,23 @@ class Reconciled:
 
 def attention_ms(record: Record) -> float | None:
     """Return the time of attention in a step with its copies, in ms; None if it was not timed or layers are unknown."""
+    attention = _attention(record)
+    return None if attention is None else attention.value
+
+
+def limit_of(record: Record) -> Range | None:
+    """Return the speed-up of a row's step if its attention took no time; None if that is unknown or takes longer."""
+    step, attention = range_of(record.time) if record.time else None, _attention(record)
+    if step is None or attention is None or attention.value >= step.value:
+        return None
+    return limit(attention, step.minus(attention))
+
+
+def _attention(record: Record) -> Range | None:
     times = [record.phases[name] for name in (ATTENTION, COPIES) if name in record.phases]
-    known = [ms for time in times if (ms := _ms(time)) is not None]
+    known = [one for time in times if (one := _range(time)) is not None]
     calls = _calls(record)
-    return sum(known) * calls if ATTENTION in record.phases and len(known) == len(times) and calls else None
+    return added(known).times(calls) if ATTENTION in record.phases and len(known) == len(times) and calls else None
 
 
 def reconcile(records: Sequence[Record], baseline: str | None) -> list[list[Reconciled]]:
@@ -222,6 +235,12 @@ def _ms(time: Time) -> float | None:
     return time.median_ms if time.busy_ms is None else time.busy_ms
 
 
+def _range(time: Time) -> Range | None:
+    """Return `_ms` with its range: the busy part of a median is as uncertain as the median."""
+    whole, ms = range_of(time), _ms(time)
+    return whole.times(ms / whole.value) if whole and whole.value and ms is not None else None
+
+
 def _calls(record: Record) -> float | None:
     if "ranks" in record.counters:  # its attention alone overlaps a communication phase
         return None
@@ -268,6 +287,7 @@ def _explained(title: str, rows: Sequence[Reconciled], notes: Sequence[str]) -> 
         Column("measured", "measured", 0),
         Column("difference", "difference %", 1),
         Column("limit", "limit", 6),
+        Column("limit_margin", "95 %", 7),
         Column("saved", "saved %", 6),
         Column("generation", "generation predicted s", 7),
         Column("generated", "measured s", 7),
@@ -289,7 +309,7 @@ def _cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
         "predicted": _in(unit, row.predicted_ms),
         "measured": _in(unit, row.step_ms),
         "difference": _percent(row.difference),
-        "limit": f"{row.limit:.2f}x" if row.first is None else "",
+        **(limit_cells(row.limit) if row.first is None else {}),
         "saved": "" if row.saved is None else f"{100 * row.saved:.0f}",
         "generation": figures.plain(generation[0] if generation else None),
         "generated": figures.plain(generation[1] if generation else row.record.counters.get("generation_s")),

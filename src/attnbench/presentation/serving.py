@@ -2,7 +2,8 @@
 
 It contains every row whose launch has the counter `requests`.  End to end is the time of the timer `wall`; the GPU's
 part is that of a timer that reads the device only.  Attention's share refers to the sum of the phases, in which the
-phases of one layer count `layers` times; 1 / (1 - share) is the speed-up of a step if attention took no time.
+phases of one layer count `layers` times; the column `without it` is the speed-up of a step if attention took no time,
+with the range that the intervals of the phases allow.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name, filled
+from attnbench.presentation.ranges import Range, added, limit, limit_cells, range_of
 from attnbench.record import Record, Time
 
 END_TO_END = "wall"
@@ -51,7 +53,8 @@ def serving(title: str, records: Sequence[Record]) -> list[Block]:
         Column("pool", "pool MiB", 7),
         Column("host_pool", "host pool MiB", 8),
         Column("share", "attention %", 3),
-        Column("gain", "without it", 6),
+        Column("limit", "without it", 6),
+        Column("limit_margin", "95 %", 7),
     ]
     lines = [Line(record, _cells(record, unit)) for record in served]
     return [Block(title, None, filled(columns, lines), lines)]
@@ -108,14 +111,22 @@ def of_the_device(record: Record) -> Time | None:
 
 def attention_share(record: Record) -> float | None:
     """Return attention's share of the sum of phases, from 0 to 1; None if phases or layers are unknown."""
-    layers = record.counters.get("layers")
-    medians: dict[str, float] = {}
+    found = _attention_and_rest(record)
+    if found is None:
+        return None
+    attention, rest = found
+    return attention.value / (attention.value + rest.value)
+
+
+def _attention_and_rest(record: Record) -> tuple[Range, Range] | None:
+    """Return the attention phase of all layers and the sum of all other phases, ms; None if these are unknown."""
+    layers, found = record.counters.get("layers"), {}
     for name, time in record.phases.items():
-        if time.median_ms is None:
+        if (phase := range_of(time)) is None or not layers:
             return None
-        medians[name] = time.median_ms * ((layers or 0) if name in OF_A_LAYER else 1)
-    total = sum(medians.values())
-    return medians[ATTENTION] / total if layers and total and ATTENTION in medians else None
+        found[name] = phase.times(layers if name in OF_A_LAYER else 1)
+    attention, rest = found.pop(ATTENTION, None), added(found.values())
+    return None if attention is None or not attention.value + rest.value else (attention, rest)
 
 
 def hit_share(record: Record, name: str) -> float | None:
@@ -144,7 +155,8 @@ def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
         }
     if device is not None:
         cells |= {"gpu": _in(unit, device.median_ms), "host": _in(unit, whole.host_ms if whole else None)}
-    share = attention_share(record)
+    share, parts = attention_share(record), _attention_and_rest(record)
+    cells |= limit_cells(limit(*parts) if parts and parts[1].value else None)
     return cells | {
         "hit": _percent(hit_share(record, "hit_tokens")),
         "host_hit": _percent(hit_share(record, "host_hit_tokens")),
@@ -152,7 +164,6 @@ def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
         "pool": figures.plain(counters.get("pool_mb")),
         "host_pool": figures.plain(counters.get("host_pool_mb")),
         "share": _percent(share),
-        "gain": f"{1 / (1 - share):.2f}x" if share is not None and share < 1 else "",
     }
 
 

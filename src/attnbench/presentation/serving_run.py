@@ -1,7 +1,8 @@
 """Conclusions from all rows of a serving run: time over batch and candidates, the cost of doubling, whether it works.
 
 A doubling is two cases of one backend that differ only in one quantity, by a factor of two; its cost is the ratio of
-their times.  Times are end-to-end medians if every row has them, else those of the timer that all share.
+their times.  Ratios wider than themselves give no number, because they are of medians whose intervals allow anything.
+Times are end-to-end medians if every row has them, else those of the timer that all share.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name
+from attnbench.presentation.ranges import Range, range_of
 from attnbench.presentation.serving import end_to_end
 from attnbench.record import Record, Run, Status, Time
 from attnbench.store.replicates import case_of
@@ -26,7 +28,7 @@ DOUBLED = {
 }
 "Quantities of a case, and their names."
 
-Times = Mapping[str, Mapping[str, tuple[Record, float]]]
+Times = Mapping[str, Mapping[str, tuple[Record, Range]]]
 "For each backend and case, a record and its median, ms."
 
 
@@ -38,17 +40,18 @@ def grids(run: Run) -> list[Block]:
         wide = sorted({record.case[COLUMNS] for record, _ in cases.values()})
         if len(wide) < 2 or len({record.case[ROWS] for record, _ in cases.values()}) < 2:
             continue
-        unit = figures.unit_for(ms for _, ms in cases.values())
+        unit = figures.unit_for(time.value for _, time in cases.values())
         rows: dict[tuple[Any, ...], tuple[Record, dict[str, str]]] = {}
         varied = [name for name in _varied(cases) if name not in (ROWS, COLUMNS)]
         order = {name: list(dict.fromkeys(record.case[name] for record, _ in cases.values())) for name in varied}
         places = [
-            ((*(record.case[name] for name in varied), record.case[ROWS]), record, ms) for record, ms in cases.values()
+            ((*(record.case[name] for name in varied), record.case[ROWS]), record, time)
+            for record, time in cases.values()
         ]
         places.sort(key=lambda one: (*(order[name].index(one[0][at]) for at, name in enumerate(varied)), one[0][-1]))
-        for place, record, ms in places:
+        for place, record, time in places:
             cells = rows.setdefault(place, (record, dict(zip((*varied, ROWS), map(str, place), strict=True))))[1]
-            cells[str(record.case[COLUMNS])] = figures.plain(ms * unit.per_ms)
+            cells[str(record.case[COLUMNS])] = figures.plain(time.value * unit.per_ms)
         columns = [*(Column(name, name.replace("_", " "), 0) for name in varied), Column(ROWS, "users", 0)]
         columns += [Column(str(count), f"{count} candidates", 0) for count in wide]
         lines = [Line(record, cells) for record, cells in rows.values()]
@@ -64,10 +67,8 @@ def doublings(run: Run) -> list[str]:
         parts = []
         for name, words in DOUBLED.items():
             ratios = _ratios(cases.values(), name)
-            if not ratios:
-                continue
-            spread = f" ({min(ratios):.2f} to {max(ratios):.2f} in {len(ratios)} pairs of cases)"
-            parts.append(f"twice {words} {statistics.median(ratios):.2f}x" + spread * (len(ratios) > 1))
+            if ratios:
+                parts.append(f"twice {words} {_factors(ratios)}")
         if parts:
             found.append(f"{what} of {backend}: {', '.join(parts)}")
     return found
@@ -106,33 +107,51 @@ def _times(run: Run) -> tuple[Times, str]:
     timed = [record for record in run.records if record.workload == WORKLOAD and record.time]
     whole = [end_to_end(record) for record in timed]
     is_whole = all(whole)
-    known: dict[str, dict[str, list[tuple[Record, float]]]] = {}
+    known: dict[str, dict[str, list[tuple[Record, Range]]]] = {}
     for record, time in zip(timed, whole, strict=True):
-        if (ms := _median(time if is_whole else record.time)) is not None:
-            known.setdefault(backend_name(record), {}).setdefault(record.case_id, []).append((record, ms))
+        if (median := _median(time if is_whole else record.time)) is not None:
+            known.setdefault(backend_name(record), {}).setdefault(record.case_id, []).append((record, median))
     found = {
-        backend: {case: (some[0][0], statistics.median(ms for _, ms in some)) for case, some in cases.items()}
+        backend: {case: (some[0][0], _together([time for _, time in some])) for case, some in cases.items()}
         for backend, cases in known.items()
     }
     return found, "p50 end to end" if is_whole else "median"
 
 
-def _median(time: Time | None) -> float | None:
-    return time.median_ms if time is not None and time.median_ms else None
+def _median(time: Time | None) -> Range | None:
+    return range_of(time) if time is not None and time.median_ms else None
 
 
-def _varied(cases: Mapping[str, tuple[Record, float]]) -> list[str]:
+def _together(times: Sequence[Range]) -> Range:
+    """Return the median of several processes, without a range, or the only one."""
+    return times[0] if len(times) == 1 else Range(statistics.median(time.value for time in times))
+
+
+def _factors(ratios: Sequence[Range]) -> str:
+    """Describe the cost of a doubling: the median ratio, and the lowest and highest of several."""
+    known = sorted((ratio for ratio in ratios if not ratio.is_wild), key=lambda ratio: ratio.value)
+    if not known:
+        return "not known: the times vary by more than themselves"
+    middle = statistics.median(ratio.value for ratio in known)
+    low, *_, high = [figures.short_factor(ratio.value, ratio.half) for ratio in (known[0], *known)]
+    if len(known) == 1:
+        return f"{low}x"
+    widest = max((ratio.half for ratio in known if ratio.half is not None), default=None)
+    return f"{figures.short_factor(middle, widest)}x ({low} to {high} in {len(known)} pairs of cases)"
+
+
+def _varied(cases: Mapping[str, tuple[Record, Range]]) -> list[str]:
     """Return the fields in which the cases differ."""
     first: Sequence[Mapping[str, Any]] = [record.case for record, _ in cases.values()]
     return [name for name in first[0] if len({str(case.get(name)) for case in first}) > 1]
 
 
-def _ratios(cases: Iterable[tuple[Record, float]], name: str) -> list[float]:
+def _ratios(cases: Iterable[tuple[Record, Range]], name: str) -> list[Range]:
     """Return the ratios of times between cases with twice the quantity and those with it."""
-    known = {_place(record.case, name, record.case[name]): ms for record, ms in cases}
+    known = {_place(record.case, name, record.case[name]): time for record, time in cases}
     return [
-        known[twice] / ms
-        for record, ms in cases
+        known[twice].over(time)
+        for record, time in cases
         if record.case[name] and (twice := _place(record.case, name, 2 * record.case[name])) in known
     ]
 

@@ -1,8 +1,8 @@
 """Tables of rows that generate video: a step and its attention, whole generations, distances of latents.
 
 They contain every row whose launch has the counter `denoising_steps`.  The attention is timed in place (phase
-`attention`), and so are the copies that a backend needs (phase `copies`).  1 / (1 - share) is the speed-up of a step if
-attention took no time; the table of `reconcile` has the predicted gain of another attention.
+`attention`), and so are the copies that a backend needs (phase `copies`).  The column `without it` is the speed-up of a
+step if attention took no time; the table of `reconcile` has the predicted gain of another attention.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name, filled
-from attnbench.presentation.reconcile import attention_ms
+from attnbench.presentation.ranges import limit_cells
+from attnbench.presentation.reconcile import attention_ms, limit_of
 from attnbench.record import Record
 
 STEPS = "denoising_steps"
@@ -47,7 +48,9 @@ def _steps(title: str, rows: Sequence[Record], baseline: str | None) -> Block:
         Column("attention", "attention", 1),
         Column("share", "attention %", 2),
         Column("measured", "measured x", 2),
+        Column("measured_margin", "95 %", 3),
         Column("limit", "without it", 6),
+        Column("limit_margin", "95 %", 7),
         Column("sparsity", "sparsity %", 3),
         Column("random", "predicted sparsity %, random weights", 3),
         Column("predicted", "predicted sparsity %", 3),
@@ -76,14 +79,16 @@ def _steps(title: str, rows: Sequence[Record], baseline: str | None) -> Block:
 def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str, str]:
     counters, share, step = record.counters, attention_share(record), _step_ms(record)
     gain = record.speedup if first and record is not first else None
+    measured = figures.ratio(gain) if gain and first and gain.baseline == first.backend else ("", "")
     peak = counters.get("generation_peak_mb")
     return {
         "backend": backend_name(record),
         "step": _in(unit, step),
         "attention": _in(unit, attention_ms(record)),
         "share": "" if share is None else f"{100 * share:.0f}",
-        "measured": f"{gain.ratio:.2f}x" if gain and first and gain.baseline == first.backend else "",
-        "limit": f"{1 / (1 - share):.2f}x" if share is not None else "",
+        "measured": measured[0],
+        "measured_margin": measured[1],
+        **limit_cells(limit_of(record)),
         **_sparsity(record),
         "generation": figures.plain(counters.get("generation_s")),
         "decode": figures.plain(counters.get("decode_s")),

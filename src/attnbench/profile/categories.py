@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import UsageError, refusal, unreadable
 from attnbench.profile.capture import KernelRow
 
 ATTENTION, PREPARATION = "attention", "attention preparation"
@@ -103,8 +103,7 @@ def _read(path: Path, who: str) -> tuple[Rule, ...]:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:  # syntax errors of TOML and decoding errors are ValueErrors
-        words = getattr(error, "strerror", None) or str(error)
-        raise UsageError(refusal(who, "file", path.name, f"cannot be read ({words})", "a TOML file")) from None
+        raise UsageError(refusal(who, "file", path.name, unreadable(error), "a TOML file")) from None
     rules = data.pop("rule", None)
     if data or not isinstance(rules, list) or not rules:
         field = next(iter(data), "rule")

@@ -7,7 +7,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from attnbench.errors import RunFileError, Unavailable, UsageError, refusal
+from attnbench.errors import RunFileError, Unavailable, UsageError, refusal, unreadable
 from attnbench.machine.tools import find_program
 from attnbench.profile import capture, ncu_csv, ncu_rep, nsys_sqlite, nsys_text, torch_trace
 from attnbench.profile.capture import Capture
@@ -90,8 +90,7 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as file:
             head = file.read(HEAD)
     except (OSError, ValueError) as error:
-        words = getattr(error, "strerror", None) or str(error)
-        raise UsageError(refusal("profile", "--from", path, f"cannot be read ({words})", ACCEPTED)) from None
+        raise UsageError(refusal("profile", "--from", path, unreadable(error), ACCEPTED)) from None
     if not head.strip():
         raise RunFileError(refusal("profile", "--from", path.name, "is empty", ACCEPTED))
     return head
@@ -123,8 +122,8 @@ def _encoding(head: bytes) -> str:
 def _own(path: Path, rules: Categories) -> tuple[Capture, ...]:
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise RunFileError(refusal("profile", "--from", path.name, "is not text in UTF-8", ACCEPTED)) from None
+    except UnicodeDecodeError as error:
+        raise RunFileError(refusal("profile", "--from", path.name, unreadable(error), ACCEPTED)) from None
     return tuple(
         dataclasses.replace(
             one, kernels=by_range(dataclasses.replace(row, category=rules.of(row.name)) for row in one.kernels)

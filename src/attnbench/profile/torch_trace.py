@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import RunFileError, refusal
+from attnbench.errors import RunFileError, refusal, unreadable
 from attnbench.profile.capture import CPU, Capture
 from attnbench.profile.categories import Categories
 from attnbench.profile.timeline import Event, Instance, Timeline, enclosing, span
@@ -75,6 +75,8 @@ def _load(path: Path) -> Mapping[str, Any]:
     try:
         raw = path.read_bytes()
         data = json.loads(gzip.decompress(raw) if raw.startswith(GZIP) else raw)
+    except UnicodeDecodeError as error:
+        raise RunFileError(refusal("torch", "capture", path.name, unreadable(error), ACCEPTED)) from None
     except (OSError, EOFError, ValueError, RecursionError, zlib.error):
         raise RunFileError(refusal("torch", "capture", path.name, "is cut short or is no JSON", ACCEPTED)) from None
     return {"traceEvents": data} if isinstance(data, list) else data if isinstance(data, dict) else {}

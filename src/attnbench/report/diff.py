@@ -35,6 +35,8 @@ LOUD = ("slower", "faster", "unclear", "same")
 """Verdicts in the order of interest."""
 MOST_TOLD = 10.0
 "Wider intervals have no digits worth reading."
+COARSE = 0.1
+"Wider intervals support no decimals of a per cent."
 STEADY_CLOCK = 0.005
 "Least relative change of a clock that is shown."
 STEADY_MB = 0.05
@@ -245,7 +247,7 @@ def _line(one: Change, unit: figures.Unit) -> Cells:
         "backend": backend_name(one.a),
         "a": figures.plain(one.a_ms * unit.per_ms, figures.STEADY_DIGITS),
         "b": figures.plain(one.b_ms * unit.per_ms, figures.STEADY_DIGITS),
-        "change": _percent(one.change),
+        "change": _percent(one.change, half),
         "margin": _breadth(half),
         "verdict": one.verdict,
         "smallest": _breadth(one.smallest),
@@ -262,12 +264,21 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join([*words, YARDSTICKS] if len(backends) < len(names) else words)
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:+.1f}"
+def _percent(share: float | None, half: float | None = None) -> str:
+    """Format a change in per cent; without an interval a large one has no decimals either."""
+    if share is None:
+        return ""
+    return f"{100 * share:+.{_decimals(abs(share) * COARSE if half is None else half)}f}"
 
 
 def _breadth(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f}" if share < MOST_TOLD else f"> {100 * MOST_TOLD:.0f}"
+    if share is None:
+        return ""
+    return f"{100 * share:.{_decimals(share)}f}" if share < MOST_TOLD else f"> {100 * MOST_TOLD:.0f}"
+
+
+def _decimals(half: float) -> int:
+    return int(half < COARSE)
 
 
 def _aligned(column: Column, cells: Sequence[Cells]) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import record
-from attnbench.errors import RunFileError, refusal
+from attnbench.errors import RunFileError, refusal, unreadable
 from attnbench.record import Environment
 from attnbench.stats.summary import percentile
 from attnbench.store.files import write_bytes
@@ -232,8 +232,7 @@ def read(path: str | Path) -> LoadRun:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        words = getattr(error, "strerror", None) or "is not text in UTF-8"
-        raise RunFileError(refusal("load file", "path", path, f"cannot be read ({words})", ACCEPTED)) from None
+        raise RunFileError(refusal("load file", "path", path, unreadable(error), ACCEPTED)) from None
     return loads(text, who=str(path))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench import record
-from attnbench.errors import RunFileError, refusal
+from attnbench.errors import RunFileError, refusal, unreadable
 from attnbench.record import SCHEMA, PowerSeries, Record, Run, Time, Yardstick
 from attnbench.store.derive import derive
 from attnbench.store.files import write_bytes
@@ -112,8 +112,7 @@ def read(path: str | Path, *, statistics: bool = True) -> Run:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        words = getattr(error, "strerror", None) or "is not text in UTF-8"
-        raise RunFileError(refusal("run file", "path", path, f"cannot be read ({words})", ACCEPTED)) from None
+        raise RunFileError(refusal("run file", "path", path, unreadable(error), ACCEPTED)) from None
     return loads(text, who=str(path), statistics=statistics)
 
 

@@ -30,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import UsageError, did_you_mean, nearest, refusal, unknown
+from attnbench.errors import UsageError, did_you_mean, nearest, parsed, refusal, unknown, unreadable
 from attnbench.suites.settings import setting, settle, suite_keys
 from attnbench.text import shown
 from attnbench.workloads.base import Axis, Workload, load_workload, nearest_axes
@@ -141,7 +141,7 @@ class _Document:
 
 @cache
 def _shipped() -> dict[str, _Document]:
-    paths = sorted(Path(__file__).parent.glob("*.toml"))
+    paths = sorted(Path(__file__).parent.glob("*.toml"), key=lambda path: path.stem)
     return {path.stem: _Document(tomllib.loads(path.read_text("utf-8")), path.name, True) for path in paths}
 
 
@@ -152,16 +152,13 @@ def _read(path: Path) -> _Document:
             raise OSError(None, "not a regular file")  # a read from a pipe or device may never end
         # Some editors begin a file with a byte order mark.
         return _Document(tomllib.loads(path.read_text("utf-8-sig")), path.name, False)
-    except FileNotFoundError:
-        wrong, todo = "is not there", f"shipped suites: {', '.join(suite_names())}"
-        raise UsageError(refusal(who, "path", path, wrong, "a TOML file", todo)) from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(refusal(who, "path", path, f"is not TOML ({error})", "a TOML file")) from None
     except RecursionError:
         raise UsageError(refusal(who, "path", path, "is nested too deeply", "a TOML file of a few levels")) from None
     except (OSError, ValueError) as error:
-        words = getattr(error, "strerror", None) or ("not UTF-8" if isinstance(error, UnicodeError) else str(error))
-        raise UsageError(refusal(who, "path", path, f"cannot be read ({words})", "a TOML file")) from None
+        todo = f"shipped suites: {', '.join(suite_names())}" if isinstance(error, FileNotFoundError) else ""
+        raise UsageError(refusal(who, "path", path, unreadable(error), "a TOML file", todo)) from None
 
 
 def _build(document: _Document, device: str) -> Suite:
@@ -245,10 +242,7 @@ def _settings(who: str, value: Any) -> dict[str, Any]:
     for key, item in table.items():
         want = setting(key)
         text = str(item) if isinstance(item, int | float | str) and not isinstance(item, bool) else ""
-        try:
-            settings[key] = want.parse(text)
-        except ValueError as error:
-            raise _wrong(who, f"settings.{key}", item, str(error)) from None
+        settings[key] = parsed(who, f"settings.{key}", text, want.parse, shown(item))
         if isinstance(item, str) != isinstance(settings[key], str):
             raise _wrong(who, f"settings.{key}", item, "a number without quotes")
     return settle(who, settings, {})
@@ -309,10 +303,7 @@ def _value(who: str, where: str, axis: Axis, item: Any) -> Any:
         return item
     if isinstance(item, bool) or not isinstance(item, int | float | str):
         raise _wrong(who, where, item, axis.help)
-    try:
-        value = axis.parse(str(item))
-    except ValueError as error:
-        raise _wrong(who, where, item, str(error)) from None
+    value = parsed(who, where, str(item), axis.parse, shown(item))
     if isinstance(item, str) and isinstance(value, int | float):
         raise _wrong(who, where, item, "a number without quotes")
     return value

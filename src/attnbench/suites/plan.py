@@ -7,6 +7,7 @@ stays in the plan; its record has status `skipped` and the reason.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import NothingToRun, UsageError, refusal
+from attnbench.errors import NothingToRun, UsageError, names_nothing, parsed, refusal
 from attnbench.record import PlannedGroup, Run, Settings
 from attnbench.suites.choice import choose
 from attnbench.suites.load import NamedCase, Suite
@@ -156,14 +157,12 @@ def parse_axis(who: str, axis: Axis, text: str, flag: str | None = None) -> tupl
         choices: dict[str, tuple[Any, ...]] = {"true": (True,), "false": (False,), "both": (False, True)}
         if text in choices:
             return choices[text]
-        raise UsageError(refusal(who, flag or axis.name, text, "cannot be used", "one of true, false, both"))
-    values = []
-    for part in text.split(","):
-        try:
-            values += _values(axis, part.strip())
-        except ValueError as error:
-            name = flag or "--" + axis.name.replace("_", "-")
-            raise UsageError(refusal(who, name, part.strip() or "''", "cannot be used", str(error))) from None
+        raise UsageError(refusal(who, flag or axis.name, text, "is not known", "one of true, false, both"))
+    name, parts, values = flag or "--" + axis.name.replace("_", "-"), [part.strip() for part in text.split(",")], []
+    if not any(parts):
+        raise names_nothing(who, name, text)
+    for part in parts:
+        values += parsed(who, name, part, functools.partial(_values, axis))
     return tuple(dict.fromkeys(values))
 
 
@@ -177,8 +176,10 @@ def _values(axis: Axis, text: str) -> list[Any]:
         return [axis.parse(text)]
     except ValueError as error:
         found, first = STEPPED.fullmatch(text), re.match(r"[0-9]+(?=:)", text)
+        if found is None and first and _takes(axis, first[0]):
+            raise ValueError(f"{error}, or {STEPS}") from None
         if found is None:
-            raise ValueError(f"{error}, or {STEPS}" if first and _takes(axis, first[0]) else str(error)) from None
+            raise
     begin, end, step = map(int, found.groups())
     if not _takes(axis, found[1]):
         return [axis.parse(found[1])]  # raises with the values that the axis accepts

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import UsageError, parsed, refusal
 from attnbench.record import Settings
 from attnbench.workloads.base import ATTENTION_KINDS, Workload, one_of
 from attnbench.workloads.given_files import is_known, known_as
@@ -45,12 +45,14 @@ class Setting:
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `least` on."""
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `least` on, up to and including `most`."""
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
             raise ValueError(f"a whole number, at least {least}")
+        if most is not None and int(text) > most:
+            raise ValueError(f"{least} to {most}")
         return int(text)
 
     return parse
@@ -158,10 +160,7 @@ def parse_setting(who: str, name: str, text: str) -> Any:
         UsageError: naming the flag, the value and what is accepted.
     """
     one = setting(name)
-    try:
-        return one.parse(text)
-    except ValueError as error:
-        raise UsageError(refusal(who, one.flag, text, "cannot be used", str(error))) from None
+    return parsed(who, one.flag, text, one.parse)
 
 
 def settle(who: str, suite: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:

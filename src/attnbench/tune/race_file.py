@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import RunFileError, refusal
+from attnbench.errors import RunFileError, refusal, unreadable
 from attnbench.record import Environment, Settings, from_dict, to_dict
 from attnbench.stats.race_data import Outcome, Rules
 from attnbench.stats.racing import Race
@@ -151,8 +151,7 @@ def read(path: Path) -> RaceFile | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        words = getattr(error, "strerror", None) or "is not text in UTF-8"
-        raise RunFileError(refusal("tuning", "path", path, f"cannot be read ({words})", ACCEPTED)) from None
+        raise RunFileError(refusal("tuning", "path", path, unreadable(error), ACCEPTED)) from None
     todo = "attnbench tune … --again writes it anew"
     try:
         data = json.loads(text)

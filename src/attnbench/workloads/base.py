@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from attnbench.dtypes import DTYPES
-from attnbench.errors import AttnbenchError, UsageError, did_you_mean, nearest, refusal, unknown
+from attnbench.errors import AttnbenchError, UnknownName, UsageError, did_you_mean, nearest, refusal, unknown
 from attnbench.record import Work
 
 if TYPE_CHECKING:
@@ -323,13 +323,24 @@ def precision(*names: str) -> Callable[[str], str]:
 
 
 def one_of(*names: str) -> Callable[[str], str]:
-    """Return a parser that accepts only these names; its ValueError lists them, and names the nearest."""
+    """Return a parser that accepts only these names; its `UnknownName` lists them, and names the nearest."""
 
     def parse(text: str) -> str:
         if text not in names:
             near = did_you_mean(nearest(text, names))
-            raise ValueError(f"one of {', '.join(names)}" + f"; {near}" * bool(near))
+            raise UnknownName(f"one of {', '.join(names)}" + f"; {near}" * bool(near))
         return text
+
+    return parse
+
+
+def one_number(*numbers: int) -> Callable[[str], int]:
+    """Return a parser that accepts only these whole numbers; its ValueError lists them."""
+
+    def parse(text: str) -> int:
+        if text not in map(str, numbers):
+            raise ValueError(f"one of {', '.join(map(str, numbers))}")
+        return int(text)
 
     return parse
 

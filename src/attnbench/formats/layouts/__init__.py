@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from attnbench.errors import RunFileError, refusal, unknown
+from attnbench.errors import RunFileError, absent, refusal, unknown
 from attnbench.formats import scan
 from attnbench.formats.layouts.base import Layout
 from attnbench.record import Run
@@ -47,7 +47,7 @@ def recognise(path: str | Path) -> Layout:
     """
     path = Path(path)
     if not is_file(path) and not is_folder(path):
-        raise RunFileError(refusal("import", "path", path, "does not exist", "a file of a seed's layout"))
+        raise RunFileError(refusal("import", "path", path, absent(path), "a file of a seed's layout"))
     for name in layout_names():
         layout = load_layout(name)
         if layout.recognises(path):

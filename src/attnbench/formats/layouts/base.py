@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from attnbench.errors import RunFileError, refusal
+from attnbench.errors import RunFileError, refusal, unreadable
 from attnbench.record import Record, Run, Status, Time
 from attnbench.store.runfile import new_id, now
 
@@ -134,8 +134,7 @@ def read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        words = getattr(error, "strerror", None) or "is not text in UTF-8"
-        raise RunFileError(refusal("import", "path", path, f"cannot be read ({words})", "a file to import")) from None
+        raise RunFileError(refusal("import", "path", path, unreadable(error), "a file to import")) from None
 
 
 def number(who: str, field: str, text: str) -> float | None:

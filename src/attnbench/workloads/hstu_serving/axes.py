@@ -10,7 +10,7 @@ import math
 from attnbench.models.hstu_ranking.config import CONFIGS
 from attnbench.workloads.attention.axes import parse_size
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
-from attnbench.workloads.base import Axis, one_of
+from attnbench.workloads.base import Axis, one_number, one_of, precision
 from attnbench.workloads.given_files import known_as
 from attnbench.workloads.hstu.axes import parse_count
 from attnbench.workloads.hstu_serving.case import CACHES, ON_HOST_HIT, PAGE_SIZES
@@ -47,11 +47,6 @@ def parse_file(text: str) -> str:
         raise ValueError(f"a safetensors file: {error}") from None
 
 
-def parse_page_size(text: str) -> int:
-    """Parse a page size."""
-    return int(one_of(*map(str, PAGE_SIZES))(text))
-
-
 AXES = (
     Axis("batch", parse_size, "users, each with one request", 2),
     Axis("num_candidates", parse_size, "candidates of each request", 128),
@@ -74,6 +69,6 @@ AXES = (
     Axis("model", one_of(*CONFIGS), f"sizes of the model: {', '.join(CONFIGS)}", "bench"),
     Axis("checkpoint", parse_file, "safetensors file of the model's weights; default: random ones by seed", None),
     Axis("embedding_dim", parse_size, "columns of the embedding table; default: the model's width", None),
-    Axis("page_size", parse_page_size, f"tokens of a page: {', '.join(map(str, PAGE_SIZES))}", 64),
-    Axis("dtype", one_of(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
+    Axis("page_size", one_number(*PAGE_SIZES), f"tokens of a page: {', '.join(map(str, PAGE_SIZES))}", 64),
+    Axis("dtype", precision(*ACCEPTED_DTYPES), f"precision: {', '.join(ACCEPTED_DTYPES)}", "fp16"),
 )
