@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from forked_workers import forking
-
 # Triton 3.9 warns, once a process, about a default that 3.10 will change; say which one is meant.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 # Tensors are small and processes many: torch's threads would wait for one another most of the time.
@@ -58,6 +56,8 @@ def no_progress() -> None:
 @pytest.fixture(scope="session")
 def forked_worker() -> Iterator[Callable[..., list[str]]]:
     """The command of a forked worker; where workers import more than torch, a file of tests has its own."""
+    from forked_workers import forking
+
     with forking() as command:
         yield command
 
