@@ -116,6 +116,8 @@ def test_xlsx_begins_with_the_matrix_in_numbers_and_the_sentence():
     assert names == ["s512", "s1024"]
     assert all(isinstance(value, float) for value in lines[head + 1][1:4])
     assert lines[head + 2][3] == "oom"
+    texts = [sheet.cell(head + 1, column) for column in (2, 3, 4)] + [sheet.cell(head + 3, 4)]
+    assert all(cell.alignment.horizontal == "right" for cell in texts), "above and among the numbers"
     best = sheet.cell(head + 2, 3)
     assert (best.value, best.font.bold) == (min(lines[head + 1][1:4]), True)
     assert not sheet.cell(head + 2, 2).font.bold
@@ -140,12 +142,27 @@ def test_the_raw_sheet_has_dates_formats_widths_and_filters():
     assert widths[sheet.cell(1, names["run.started"]).column_letter] > 20
 
 
+def test_no_number_of_the_raw_sheet_is_shown_as_0():
+    slow = make_record(make_case(), "slow", tflops=0.00097)
+    quick = make_record(make_case(), "quick", tflops=300.0)
+    run = derive(make_run([dataclasses.replace(slow, time=dataclasses.replace(slow.time, host_ms=2e-5)), quick]))
+    sheet = openpyxl.load_workbook(io.BytesIO(xlsx.render(run)))["results"]
+    names = {cell.value: cell.column for cell in sheet[1]}
+    shown = [
+        [sheet.cell(row, names[name]).number_format for row in (2, 3)]
+        for name in ("rate.tflops", "time.host_ms", "time.median_ms")
+    ]
+    assert shown[0] == ["0.00E+00", "#,##0.00"]
+    assert shown[1][0] == "0.00E+00"
+    assert shown[2] == ["0.0000", "0.0000"]
+
+
 def test_every_number_and_date_fits_in_its_column():
     """What does not fit is shown as ####."""
     cases = [make_case(seqlen=64 + 64 * place) for place in range(60)] + [make_case(seqlen=1 << 24)]
     run = derive(make_run([record for case in cases for record in make_group(case, {"a": 300.0, "b": 100.0})]))
     book = openpyxl.load_workbook(io.BytesIO(xlsx.render(run)))
-    spelled = {"#,##0": ",.0f", "#,##0.00": ",.2f", "0.0E+00": ".1e", "General": ".6g"}
+    spelled = {"#,##0": ",.0f", "#,##0.00": ",.2f", "0.0E+00": ".1e", "0.00E+00": ".2e", "General": ".6g"}
     numbers = 0
     for sheet in book:
         for cell in (cell for row in sheet.iter_rows() for cell in row):

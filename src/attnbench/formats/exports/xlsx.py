@@ -37,6 +37,8 @@ FORMATS = (
     (r"(rate\..*|memory\..*|.*_(mb|gb|w)|.*watts.*|ceilings\..*|.*_mhz.*)$", "#,##0.00"),
 )
 "Number formats of columns, by name; whole numbers and all others have none."
+SMALL = "0.00E+00"
+"Format of a number of which its column's decimals would show less than two digits, or a 0."
 
 
 def render(run: Run) -> bytes:
@@ -89,7 +91,8 @@ def _matrix(sheet: Any, matrix: Matrix) -> None:
     words = [matrix.title, *(matrix.conditions.words() if matrix.conditions else ())]
     sheet.append([_text(sheet, " · ".join(words), bold=True)])
     leading = matrix.leading
-    sheet.append([_text(sheet, name, bold=True) for name in (*(title for title, _ in leading), *matrix.backends)])
+    heads = [_text(sheet, title, bold=True) for title, _ in leading]
+    sheet.append([*heads, *(_right(_text(sheet, name, bold=True)) for name in matrix.backends)])
     for index, row in enumerate(matrix.rows):
         cells: list[WriteOnlyCell | None] = [_text(sheet, column[index]) for _, column in leading]
         for name in matrix.backends:
@@ -97,7 +100,7 @@ def _matrix(sheet: Any, matrix: Matrix) -> None:
             if cell is None:
                 cells.append(None)
             elif cell.value is None:
-                cells.append(_text(sheet, cell.text))
+                cells.append(_right(_text(sheet, cell.text)))
             else:
                 number = _cell(sheet, cell.value, _decimals(cell.text))
                 cells.append(_styled(number, bold=cell.mark == BEST, italic=bool(cell.mark) and cell.mark != BEST))
@@ -122,7 +125,9 @@ def _results(sheet: Any, run: Run) -> None:
     for row in lines:
         sheet.append(
             [
-                _date(sheet, row[name]) if name == "run.started" else _cell(sheet, row[name], shown)
+                _date(sheet, row[name])
+                if name == "run.started"
+                else _cell(sheet, row[name], _visible(row[name], shown))
                 for name, shown in zip(names, formats, strict=True)
             ]
         )
@@ -157,6 +162,12 @@ def _format(name: str) -> str | None:
     return next((shown for pattern, shown in FORMATS if re.match(pattern, name)), None)
 
 
+def _visible(value: Any, shown: str | None) -> str | None:
+    """Return a column's format, or `SMALL` for a number that needs more decimals than it has."""
+    places = len((shown or "").partition(".")[2]) if "E" not in (shown or "") else 0
+    return SMALL if places and isinstance(value, float) and 0.0 < abs(value) < 10.0 ** (1 - places) else shown
+
+
 def _decimals(text: str) -> str:
     """Return the format of a number with as many decimals as its text, which its interval supports."""
     places = len(text.rstrip("x").partition(".")[2]) if "e" not in text else 0
@@ -184,6 +195,14 @@ def _text(sheet: Any, text: str, *, bold: bool = False) -> WriteOnlyCell:
     cell = WriteOnlyCell(sheet, value=text[:LONGEST_TEXT])
     cell.data_type = "s"  # openpyxl treats a leading = as a formula and #N/A as an error
     return _styled(cell, bold=bold)
+
+
+def _right(cell: Any) -> Any:
+    """Align a text with the numbers of its column."""
+    from openpyxl.styles import Alignment
+
+    cell.alignment = Alignment(horizontal="right")
+    return cell
 
 
 def _styled(cell: Any, *, bold: bool = False, italic: bool = False) -> Any:
