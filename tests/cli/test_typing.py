@@ -10,9 +10,10 @@ import pytest
 
 from attnbench.cli import MODULES, VERBS
 from attnbench.cli.elsewhere import HERE, here
+from attnbench.cli.load import add_arguments, options_of
 from attnbench.cli.parser import Parser
 from attnbench.errors import nearest
-from attnbench.workloads.base import load_workload
+from attnbench.workloads.base import load_workload, workload_names
 
 SEEDS = {
     "--d_heads": "--headdim LIST",
@@ -70,7 +71,7 @@ def test_a_beginning_comes_before_what_looks_alike(value, names, near):
     assert nearest(value, names) == near
 
 
-@pytest.mark.parametrize("workload", ["attention", "hstu"])
+@pytest.mark.parametrize("workload", workload_names())
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
@@ -149,3 +150,10 @@ def test_list_alone_lists_what_can_be_listed(attnbench, no_torch):
         f"attnbench list {name}" for name in ("backends", "configs", "suites", "workloads", "timers", "layouts")
     ]
     assert all(name in answer.out for name in names)
+
+
+def test_a_load_takes_torchs_names_of_precisions_too():
+    parser = Parser("load", "serve")
+    add_arguments(parser)
+    words = "hstu-serving --config tiny --device cpu --dtype torch.float32"
+    assert options_of(parser.read(words.split())).dtype == "fp32"
