@@ -953,6 +953,14 @@ def scaled(say: Say, path: Path, with_ray: Path) -> str:
     return "\n".join([table, "", where(scale_tables.environment(path), say)])
 
 
+def soaked(say: Say, path: Path) -> str:
+    """Two hours of runs under random kills."""
+    found = json.loads(path.read_text("utf-8"))
+    heads = ("rounds", "rows", "kills", "stops", "killed_twice", "grown_mib", "grown_descriptors")
+    words = ("runs", "rows", "workers killed", "runs stopped", "rows killed twice", "memory, MiB", "descriptors")
+    return markdown([say(word) for word in words], [[f"{found[head]:,}" for head in heads]])
+
+
 def generators(say: Say, path: Path) -> str:
     """How exact the generators are on an idle machine."""
     import load_tables
@@ -1085,6 +1093,7 @@ TABLES = {
     },
     "context-parallel-2xh200": Table(OVER_GPUS, over_gpus),
     "scaled-2xh200": Table(("scaled-2xh200.json", "scaled-ray-2xh200.json"), scaled),
+    "soak-cpu": Table(("soak-cpu.json",), soaked),
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
     "video-kernels-h200": Table(("video-captures-h200.json",), video_kernels),
