@@ -110,7 +110,7 @@ def test_a_configuration_of_ours_is_of_the_forward_or_the_backward_or_both():
         (
             "fwd",
             "f128x65w8s3-plain",
-            "f128x65w8s3-plain is not known; one of the 26 listed for this shape; the nearest "
+            "f128x65w8s3-plain is not known; one of the 29 listed for this shape; the nearest "
             "valid one is f128x64w8s3-plain",
         ),
         (

@@ -458,12 +458,12 @@ def test_lists_answer_in_json(attnbench, no_torch):
     assert missing["reason"]
     assert [row["name"] for row in json.loads(attnbench("list suites --json -").out)][:7] == [
         "attention-cp",
+        "compare",
         "compare-attention-cp",
-        "compare-hstu-serving",
         "compare-hstu",
+        "compare-hstu-serving",
         "compare-sparse",
         "compare-video",
-        "compare",
     ]
     assert [row["name"] for row in json.loads(attnbench("list workloads --json -").out)] == [
         "attention",

@@ -170,6 +170,6 @@ def test_a_replay_says_auc_with_its_weights(prepared: Path, tmp_path: Path, caps
     assert main([*line, "--candidates", "drawn"]) == 0
     assert "ROC" not in capsys.readouterr().out
     assert main([*line[:-2], "--candidates", "mine"]) == 2
-    assert "--candidates=mine is not known; one of drawn, following" in capsys.readouterr().err
+    assert "--candidates=mine is not known; one of following, drawn" in capsys.readouterr().err
     assert main(["load", "hstu-serving", "--device", "cpu", "--candidates", "drawn"]) == 2
     assert "--candidates=drawn does not go with --scenario server; --scenario replay" in capsys.readouterr().err
