@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from misbehaving import SAMPLING, Misbehaving, die, log
 
@@ -103,7 +104,7 @@ class ItsProgramWrites(Misbehaving):
 
 def pipe(argument: str) -> str:
     """What a handle among the worker's arguments refers to in this process."""
-    return os.readlink(f"/proc/self/fd/{argument}")  # noqa: PTH115
+    return str(Path(f"/proc/self/fd/{argument}").readlink())
 
 
 class ForksAPool(Misbehaving):
