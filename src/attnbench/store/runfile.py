@@ -123,7 +123,7 @@ def loads(text: str, who: str = "run file", *, statistics: bool = True) -> Run:
         head, records = _envelope(data)
         run = record.from_dict(Run, {**head, "records": records})
         for index, item in enumerate(run.records):
-            _check(item, f"records[{index}]")
+            check_record(item, f"records[{index}]")
         return derive(run) if statistics else run
     except RunFileError as error:
         raise RunFileError(f"{who}: {str(error).removeprefix('run.')}") from None
@@ -193,8 +193,12 @@ def _envelope(data: Any) -> tuple[dict[str, Any], list[Any]]:
     return data["run"], data["records"]
 
 
-def _check(item: Record, where: str) -> None:
-    """Refuse impossible samples and series of inconsistent lengths."""
+def check_record(item: Record, where: str) -> None:
+    """Refuse impossible samples and series of inconsistent lengths.
+
+    Raises:
+        RunFileError: the message begins with `where`, the record's place in its file, and names the field.
+    """
     times = {"time": item.time, **{f"phases.{name}": time for name, time in item.phases.items()}}
     times |= {f"timers.{name}": time for name, time in item.timers.items()}
     for name, time in times.items():
@@ -223,7 +227,7 @@ def _check_samples(time: Time, where: str) -> None:
     for name in TIMES:
         value = getattr(time, name)
         if value is not None and not 0 <= value < LONGEST_MS:
-            raise RunFileError(f"{where}.{name}={value} is not a time; a number of milliseconds, 0 or more")
+            raise RunFileError(f"{where}.{name}={value} is not a time; 0 to {LONGEST_MS:g} milliseconds")
     _check_series(time, where, ("rounds", "at_s", "sm_mhz"))
 
 
@@ -240,7 +244,7 @@ def _check_yardstick(yardstick: Yardstick, time: Time | None, where: str) -> Non
 def _check_series(item: Time | Yardstick, where: str, beside: Sequence[str]) -> None:
     for index, sample in enumerate(item.samples_ms):
         if not 0 <= sample < LONGEST_MS:
-            raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; a number, 0 or more")
+            raise RunFileError(f"{where}.samples_ms[{index}]={sample} is not a time; 0 to {LONGEST_MS:g} milliseconds")
     for name in beside:
         _check_beside(item, name, where, len(item.samples_ms))
 

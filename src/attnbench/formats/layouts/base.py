@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from attnbench.errors import RunFileError, refusal, unreadable
 from attnbench.record import Record, Run, Status, Time
-from attnbench.store.runfile import new_id, now
+from attnbench.store.runfile import check_record, new_id, now
 
 IMPORTED = "imported"
 "The `timer` of a time from another program's file."
@@ -61,7 +61,13 @@ class Layout(ABC):
 
 
 def imported_run(layout: str, path: str | Path, records: list[Record]) -> Run:
-    """Return a run with imported records; its real time is unknown, so `started` is the time of the import."""
+    """Return a run with imported records; its real time is unknown, so `started` is the time of the import.
+
+    Raises:
+        RunFileError: a figure that a run file could not hold either, such as a time of 1e308 ms.
+    """
+    for index, record in enumerate(records, 1):
+        check_record(record, f"{path}: row {index}")
     run_id, name = new_id(), Path(path).name
     return Run(id=run_id, suite=layout, command=f"attnbench import {name}", started=now(), records=tuple(records))
 
