@@ -1,4 +1,4 @@
-"""How much of a run's wall time is sampling: suite `overhead`, worker start and set-up apart and included.
+"""How much of a run's wall time is sampling, and where the rest goes: suite `overhead`, worker start included.
 
 python benchmarks/overhead.py --out benchmarks/results/overhead-h200.json [--groups N]
 """
@@ -10,6 +10,7 @@ import dataclasses
 import json
 import statistics
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,6 +20,23 @@ from attnbench.store.runfile import new_id, now
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build
 from attnbench.sweep.run import Event, execute
+
+
+class Stages:
+    """Wall time by what the worker was doing, as its parent sees it: the parent looks ten times a second.
+
+    A short stage is seen in proportion to its length, so shares are right over many cases and not in one.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+        self._since, self._stage = time.perf_counter(), "start"
+
+    def begin(self, phase: str) -> None:
+        """Count the time since the last call for the stage named there."""
+        now = time.perf_counter()
+        self.seconds[self._stage] += now - self._since
+        self._since, self._stage = now, phase.partition(":")[0].partition(" (")[0]
 
 
 def main() -> None:
@@ -35,10 +53,14 @@ def main() -> None:
         count = len(run.plan)
         run = dataclasses.replace(run, plan=tuple(run.plan[n * count // args.groups] for n in range(args.groups)))
     marks: list[tuple[float, float]] = []
+    stages = Stages()
     started = time.perf_counter()
 
     def heard(event: Event) -> None:
+        if event.kind == "activity":
+            stages.begin(event.text)
         if event.kind == "group":
+            stages.begin("between cases")
             marks.append((time.perf_counter() - started, event.sampling_s))
 
     run = execute(run, on_event=heard)
@@ -59,6 +81,7 @@ def main() -> None:
         "sampling_s": marks[-1][1],
         "share": marks[-1][1] / wall,
         "first_group_s": marks[0][0],
+        "stages_s": dict(stages.seconds.most_common()),
         "seconds_per_group": statistics.median(b[0] - a[0] for a, b in pairwise(marks)),
         "median_us": statistics.quantiles((1e3 * r.time.median_ms for r in passed), n=10),
         "samples": statistics.quantiles((r.time.num_samples for r in passed), n=10),

@@ -19,6 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,8 @@ CHINESE = {
     "wall time": "总用时",
     "share of it spent sampling": "其中采样所占比例",
     "a case": "每个算例",
+    "a case without its sampling": "每个算例（不含采样）",
+    "first case without its sampling": "首个算例（不含采样）",
     "half interval, median": "半区间，中位数",
     "spread of the median, under 30 µs": "30 µs 以下：中位数的离散度",
     "CUPTI beyond a kernel's own stamps, less an empty kernel's": "CUPTI 与算子自记时间戳之差（扣除空算子）",
@@ -269,20 +272,32 @@ def known_answers(say: Say, path: Path) -> str:
 
 
 def overhead(say: Say, path: Path) -> str:
-    """How much of a long run's wall time is sampling."""
+    """How much of a long run's wall time is sampling, and where the rest goes."""
     data = json.loads(path.read_text("utf-8"))
     halves = data["relative_half_width"]
-    words = ("cases × backends", "wall time", "share of it spent sampling", "a case", "half interval, median")
+    first, *others = (
+        (wall - wall_before) - (sampling - sampling_before)
+        for (wall_before, sampling_before), (wall, sampling) in pairwise([(0.0, 0.0), *data["marks"]])
+    )
+    words = ("cases × backends", "wall time", "share of it spent sampling", "a case", "a case without its sampling",
+             "first case without its sampling", "half interval, median")  # fmt: skip
     rows = [
         (
             f"{data['groups']} × {data['records'] // data['groups']}",
             f"{data['wall_s']:.0f} s",
             percent(data["share"]),
             f"{data['seconds_per_group']:.2g} s",
+            f"{min(others):.2f}-{max(others):.2f} s, {say('median')} {statistics.median(others):.2f} s",
+            f"{first:.1f} s",
             percent(halves[len(halves) // 2]),
         )
     ]
-    return markdown([say(word) for word in words], rows)
+    tables = [markdown([say(word) for word in words], rows)]
+    if "stages_s" in data:
+        stages = [(say(name), f"{seconds:.1f} s", percent(seconds / data["wall_s"]))
+                  for name, seconds in data["stages_s"].items() if seconds >= 0.01 * data["wall_s"]]  # fmt: skip
+        tables.append(markdown([say(word) for word in ("stage", "wall time", "share")], stages))
+    return "\n\n".join(tables)
 
 
 def compared(say: Say, path: Path, key: str = "grids") -> str:
