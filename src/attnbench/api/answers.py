@@ -213,7 +213,7 @@ def _figures(timing: Timing) -> str:
     from attnbench.presentation.figures import interval, margin, measured, time_half, unit_for, wild_time
 
     unit, half = unit_for([timing.median_ms]), time_half(timing.time)
-    value, arm = timing.median_ms * unit.per_ms, None if half is None else half * unit.per_ms
+    value, arm = timing.median_ms * unit.per_ms, unit.of(half)
     beside = f"({interval(timing.time, unit)})" if wild_time(timing.time) else margin(value, arm)
     return f"{measured(value, arm)} {beside} {unit.name}".replace("  ", " ")
 

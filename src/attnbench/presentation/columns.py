@@ -136,15 +136,15 @@ def line_of(
     """
     time, rate, memory = record.time, record.rate, record.memory
     assert time is not None  # callers pass timed records only
-    median = _in(unit, time.median_ms)
-    half, spread = _in(unit, figures.time_half(time)), _in(unit, processes.spread_ms if processes else None)
+    median = unit.of(time.median_ms)
+    half, spread = unit.of(figures.time_half(time)), unit.of(processes.spread_ms if processes else None)
     doubt = half if spread is None else spread
     relative = doubt / median if median and doubt is not None else None
     tflops = rate.tflops if rate else None
     cells = {
         "backend": backend_name(record) + (f" {FASTEST}" if fastest else ""),
         "median": figures.measured(median, doubt),
-        "mean": figures.measured(_in(unit, time.mean_ms), None),
+        "mean": figures.measured(unit.of(time.mean_ms), None),
         "margin": figures.interval(time, unit),
         "spread": figures.spread(median, spread),
         "processes": str(processes or ""),
@@ -204,10 +204,6 @@ def _worst_error(record: Record) -> tuple[float | None, float | None]:
 def baselines(records: Iterable[Record]) -> set[str]:
     """Return the backends that speed-ups of these records refer to."""
     return {record.speedup.baseline for record in records if record.speedup}
-
-
-def _in(unit: figures.Unit, time_ms: float | None) -> float | None:
-    return None if time_ms is None else time_ms * unit.per_ms
 
 
 def _fixed(value: float | None, decimals: int) -> str:

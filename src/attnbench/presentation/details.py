@@ -69,7 +69,7 @@ def _phases(run: Run, title: str, records: Sequence[Record]) -> list[Block]:
 
 def _figure(name: str, time: Time, unit: figures.Unit) -> dict[str, str]:
     half, median = figures.time_half(time), time.median_ms
-    median, half = (None if value is None else value * unit.per_ms for value in (median, half))
+    median, half = (unit.of(value) for value in (median, half))
     return {name: figures.measured(median, half), f"{name} margin": figures.interval(time, unit)}
 
 

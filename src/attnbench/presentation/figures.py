@@ -22,6 +22,10 @@ class Unit:
     name: str
     per_ms: float
 
+    def of(self, time_ms: float | None) -> float | None:
+        """Return a time in this unit; None if it is unknown."""
+        return None if time_ms is None else time_ms * self.per_ms
+
 
 MICROSECONDS, MILLISECONDS, SECONDS = Unit("µs", 1e3), Unit("ms", 1.0), Unit("s", 1e-3)
 
@@ -71,9 +75,7 @@ def wild_time(time: Time) -> bool:
 
 def interval(time: Time, unit: Unit) -> str:
     """Format the half interval of a median, ``±0.014``; if it is wider than the median, both ends: ``30 to 12200``."""
-    low, value, high = (
-        None if one is None else one * unit.per_ms for one in (time.ci_low_ms, time.median_ms, time.ci_high_ms)
-    )
+    low, value, high = (unit.of(one) for one in (time.ci_low_ms, time.median_ms, time.ci_high_ms))
     if wild_time(time):
         return f"{plain(low, 2)} to {plain(high, 2)}"
     return margin(value, half_interval(value, low, high))

@@ -301,13 +301,13 @@ def _cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
     generation = row.generation_s
     return {
         "backend": backend_name(row.record),
-        "alone": _in(unit, row.ms.alone),
-        "attention": _in(unit, row.attention_ms),
-        "preparation": _in(unit, _ms(preparation) if preparation else None),
+        "alone": figures.plain(unit.of(row.ms.alone)),
+        "attention": figures.plain(unit.of(row.attention_ms)),
+        "preparation": figures.plain(unit.of(_ms(preparation) if preparation else None)),
         "share": f"{100 * row.attention_ms / row.step_ms:.0f}",
-        "rest": _in(unit, row.step_ms - row.attention_ms),
-        "predicted": _in(unit, row.predicted_ms),
-        "measured": _in(unit, row.step_ms),
+        "rest": figures.plain(unit.of(row.step_ms - row.attention_ms)),
+        "predicted": figures.plain(unit.of(row.predicted_ms)),
+        "measured": figures.plain(unit.of(row.step_ms)),
         "difference": _percent(row.difference),
         **(limit_cells(row.limit) if row.first is None else {}),
         "saved": "" if row.saved is None else f"{100 * row.saved:.0f}",
@@ -363,7 +363,3 @@ def _difference_cells(row: Reconciled, unit: figures.Unit) -> dict[str, str]:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:+.1f}"
-
-
-def _in(unit: figures.Unit, ms: float | None) -> str:
-    return figures.plain(None if ms is None else ms * unit.per_ms)

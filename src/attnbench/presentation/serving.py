@@ -82,7 +82,7 @@ def growth(title: str, records: Sequence[Record]) -> list[Block]:
         Line(
             record,
             {"backend": backend_name(record)}
-            | {str(count): _in(unit, steps[count].median_ms) for count in counts if count in steps},
+            | {str(count): figures.plain(unit.of(steps[count].median_ms)) for count in counts if count in steps},
         )
         for record, steps in grown
     ]
@@ -144,7 +144,7 @@ def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
     cells = {"backend": backend_name(record)}
     if whole is not None:
         cells |= {
-            name: _in(unit, value)
+            name: figures.plain(unit.of(value))
             for name, value in (("p50", whole.median_ms), ("p95", whole.p95_ms), ("p99", whole.p99_ms))
         }
         seconds = whole.median_ms / 1e3 if whole.median_ms else None
@@ -154,7 +154,10 @@ def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
             if (count := counters.get(name)) is not None and seconds
         }
     if device is not None:
-        cells |= {"gpu": _in(unit, device.median_ms), "host": _in(unit, whole.host_ms if whole else None)}
+        cells |= {
+            "gpu": figures.plain(unit.of(device.median_ms)),
+            "host": figures.plain(unit.of(whole.host_ms if whole else None)),
+        }
     share, parts = attention_share(record), _attention_and_rest(record)
     cells |= limit_cells(limit(*parts) if parts and parts[1].value else None)
     return cells | {
@@ -165,10 +168,6 @@ def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
         "host_pool": figures.plain(counters.get("host_pool_mb")),
         "share": _percent(share),
     }
-
-
-def _in(unit: figures.Unit, ms: float | None) -> str:
-    return figures.plain(None if ms is None else ms * unit.per_ms)
 
 
 def _percent(share: float | None) -> str:

@@ -83,8 +83,8 @@ def _cells(record: Record, first: Record | None, unit: figures.Unit) -> dict[str
     peak = counters.get("generation_peak_mb")
     return {
         "backend": backend_name(record),
-        "step": _in(unit, step),
-        "attention": _in(unit, attention_ms(record)),
+        "step": figures.plain(unit.of(step)),
+        "attention": figures.plain(unit.of(attention_ms(record))),
         "share": "" if share is None else f"{100 * share:.0f}",
         "measured": measured[0],
         "measured_margin": measured[1],
@@ -145,10 +145,6 @@ def _latents(title: str, rows: Sequence[Record]) -> list[Block]:
         if f"{DISTANCE}{steps[-1]}" in record.counters
     ]
     return [Block(title, None, filled(columns, lines), lines)] if lines else []
-
-
-def _in(unit: figures.Unit, ms: float | None) -> str:
-    return figures.plain(None if ms is None else ms * unit.per_ms)
 
 
 def _count(value: float | None) -> str:

@@ -209,7 +209,7 @@ def _high(point: TrendPoint) -> float:
 
 def _cells(point: TrendPoint, unit: figures.Unit) -> dict[str, object]:
     half = figures.half_interval(point.median_ms, point.low_ms, point.high_ms)
-    scaled = None if half is None else half * unit.per_ms
+    scaled = unit.of(half)
     time = figures.measured(point.median_ms * unit.per_ms, scaled)
     processes = {"processes": point.processes} if point.processes > 1 else {}
     return {

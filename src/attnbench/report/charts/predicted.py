@@ -36,7 +36,7 @@ def _figure(table: Table, found: Sequence[Reconciled], styles: Styles, mark: str
         shown = f"{figures.plain(one.step_ms * unit.per_ms)} {unit.name}"
         rows.append(row(
             b=name, c=styles.of(name).colour, m=short(one.step_ms * unit.per_ms),
-            p=short(None if one.predicted_ms is None else one.predicted_ms * unit.per_ms),
+            p=short(unit.of(one.predicted_ms)),
             t=shown if share is None else f"{shown}, {100 * share:+.1f} %"))  # fmt: skip
     first = backend_name(found[0].record)
     return Figure(
