@@ -54,8 +54,9 @@ class Noise(TorchDispatchMode):
     def _move(self, out: Tensor, values: Tensor, variance: float) -> None:
         """Add errors of this variance, relative to values of the same shape."""
         column = torch.randn(out.shape[-1:], generator=self.drawn, dtype=out.dtype, device=out.device)
-        rows = torch.randint(0, 2, (*out.shape[:-1], 1), generator=self.drawn, device=out.device) * 2 - 1
-        out.addcmul_(values * column, rows.to(out.dtype), value=math.sqrt(variance))
+        shape = (*out.shape[:-1], 1)
+        rows = torch.randint(0, 2, shape, generator=self.drawn, dtype=out.dtype, device=out.device).mul_(2).sub_(1)
+        out.addcmul_(values * column, rows, value=math.sqrt(variance))
 
 
 # A method defined in the class body would be wrapped by torch, which imports all of torch._dynamo at the first call;

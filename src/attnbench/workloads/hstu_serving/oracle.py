@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnbench.models.hstu_ranking.attention import Reference, Sequences
+from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu_serving.inputs import ServingInputs
 from attnbench.workloads.hstu_serving.parts import WHOLE, drawn_of
@@ -30,14 +31,20 @@ def evaluate(
     Returns:
         out [requests · num_candidates, tasks].
     """
-    model = inputs.model.in_precision(dtype)
+    return {"out": logits(inputs.model.in_precision(dtype), inputs, draw=draw, unseen=unseen)}
+
+
+def logits(
+    model: HstuRanking, inputs: ServingInputs, *, draw: Draw = WHOLE, unseen: Callable[[Visit], int] | None = None
+) -> Tensor:
+    """Compute what `evaluate` does, by a model that is in the precision already."""
     visits = [visit for step in inputs.case.steps for visit in step]
     # One request at a time: users do not see each other, and results are then independent of the batch.
     found = []
     for number, request in drawn_of(inputs.requests(), draw):
         hidden = unseen(visits[number]) if unseen else 0
         found.append(model([request], attention=partial(_Blind, hidden) if hidden else Reference))
-    return {"out": torch.cat(found)}
+    return torch.cat(found)
 
 
 class _Blind(Reference):

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnbench.dtypes import torch_dtype
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu_serving.inputs import ServingInputs
-from attnbench.workloads.hstu_serving.oracle import evaluate
+from attnbench.workloads.hstu_serving.oracle import logits
 from attnbench.workloads.hstu_serving.parts import WHOLE
 from attnbench.workloads.noise import Noise
 from attnbench.workloads.rounding import Format
@@ -26,12 +26,13 @@ def expected_errors(inputs: ServingInputs, *, draw: Draw = WHOLE) -> dict[str, T
     """Return the standard deviation of each logit, fp64 [requests · num_candidates, tasks]."""
     case = inputs.case
     draws = DRAWS if case.num_candidates >= FEW else MORE_DRAWS
-    truth = evaluate(inputs, dtype=torch.float64, draw=draw)["out"]
+    model = inputs.model.in_precision(torch.float64)
+    truth = logits(model, inputs, draw=draw)
     variance = torch.zeros_like(truth)
     noise = Noise(Format.of(torch_dtype(case.dtype)), truth.device)
     for _ in range(draws):
         with noise:
-            found = evaluate(inputs, dtype=torch.float64, draw=draw)["out"]
+            found = logits(model, inputs, draw=draw)
         variance += (found - truth).square() / draws
     of_users = variance.view(-1, case.num_candidates, case.config.tasks).mean(dim=1, keepdim=True)
     return {"out": of_users.sqrt().expand(-1, case.num_candidates, -1).reshape(truth.shape)}
