@@ -318,18 +318,24 @@ def _expand(
 
 
 def _everything(files: Sequence[str]) -> Iterator[tuple[str, Backend]]:
-    import attnbench.backends as room
-
-    for info in pkgutil.iter_modules(room.__path__, "attnbench.backends."):
-        if info.name not in (__name__, Backend.__module__):
-            for cls in _classes(importlib.import_module(info.name)):
-                yield info.name, cls()
+    for place, cls in _shipped():
+        yield place, cls()
     for entry in _entry_points():
         for backend in _from_entry_point(entry):
             yield f"entry point {entry.value}", backend
     for file in dict.fromkeys(files):
         for cls in _from_file(file):
             yield file, cls()
+
+
+@cache
+def _shipped() -> tuple[tuple[str, type[Backend]], ...]:
+    """Find the classes of this folder once per process: a command asks for all backends several times."""
+    import attnbench.backends as room
+
+    modules = [info.name for info in pkgutil.iter_modules(room.__path__, "attnbench.backends.")]
+    modules = [name for name in modules if name not in (__name__, Backend.__module__)]
+    return tuple((name, cls) for name in modules for cls in _classes(importlib.import_module(name)))
 
 
 @cache
