@@ -269,15 +269,41 @@ def test_seed_004_names_what_is_wrong(tmp_path, name, text, message):
         SEED_004.read(tmp_path / name)
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"a,b\n1,2\n", b"[1]"])
-def test_a_file_of_no_layout_is_refused(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        (b"\xff\xfe\x00", "is not text in UTF-8"),
+        (HEADER.encode("utf-16"), "is not text in UTF-8"),
+        (b"", "is of no known layout"),
+        (b"a,b\n1,2\n", "is of no known layout"),
+        (b"[1]", "is of no known layout"),
+    ],
+)
+def test_a_file_of_no_layout_is_refused(tmp_path, content, wrong):
     path = tmp_path / "what.bin"
     path.write_bytes(content)
-    words = r"is of no known layout; a file of layout seed-000, seed-001, seed-002, seed-003, seed-004; name it with"
+    words = rf"{wrong}; a file of layout seed-000, seed-001, seed-002, seed-003, seed-004; name it with"
     with pytest.raises(RunFileError, match=words):
         recognise(path)
     with pytest.raises(RunFileError, match=r"path=.*gone is not there; a file of a seed's layout"):
         recognise(tmp_path / "gone")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sweep.csv", f"{HEADER}\na,64,512,1,1,1,1,0,100,8\n"),
+        ("results.json", '{"time_ms": 1.0, "tflops": 1, "memory_gb": 1}'),
+        ("a.txt", TABLE),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, name, text):
+    plain, marked = tmp_path / name, tmp_path / f"marked-{name}"
+    plain.write_text(text, encoding="utf-8")
+    marked.write_text(text, encoding="utf-8-sig")
+    assert recognise(marked) is recognise(plain)
+    first, second = (recognise(path).read(path).records for path in (plain, marked))
+    assert first == second
 
 
 def test_imports_of_our_own_exports_keep_their_groups():

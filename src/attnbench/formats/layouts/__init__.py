@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from attnbench.errors import RunFileError, absent, refusal, unknown
+from attnbench.errors import RunFileError, absent, refusal, unknown, unreadable
 from attnbench.formats import scan
 from attnbench.formats.layouts.base import Layout
 from attnbench.record import Run
@@ -52,5 +52,11 @@ def recognise(path: str | Path) -> Layout:
         layout = load_layout(name)
         if layout.recognises(path):
             return layout
+    wrong = "is of no known layout"
+    if is_file(path):
+        try:
+            path.read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as error:
+            wrong = unreadable(error)
     accepted = f"a file of layout {', '.join(layout_names())}"
-    raise RunFileError(refusal("import", "path", path, "is of no known layout", accepted, "name it with --layout"))
+    raise RunFileError(refusal("import", "path", path, wrong, accepted, "name it with --layout"))

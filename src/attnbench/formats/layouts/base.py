@@ -138,7 +138,7 @@ def read_text(path: str | Path) -> str:
         RunFileError: it cannot be read.
     """
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise RunFileError(refusal("import", "path", path, unreadable(error), "a file to import")) from None
 

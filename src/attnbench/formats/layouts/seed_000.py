@@ -108,7 +108,7 @@ class Seed000(Layout):
     def recognises(self, path: Path) -> bool:
         """Recognise a file by its keys, and a folder by the file in it."""
         try:
-            data = json.loads((path / RESULTS if is_folder(path) else path).read_text(encoding="utf-8"))
+            data = json.loads((path / RESULTS if is_folder(path) else path).read_text(encoding="utf-8-sig"))
         except (OSError, ValueError, RecursionError):
             return False
         return isinstance(data, dict) and set(data) == set(KEYS)

@@ -75,7 +75,7 @@ class Seed001(Layout):
 
     def read(self, path: str | Path) -> Run:
         """Return rows as records; batch, precision and everything else without a column are missing."""
-        reader = csv.DictReader(io.StringIO(read_text(path).removeprefix("\ufeff")))
+        reader = csv.DictReader(io.StringIO(read_text(path)))
         if tuple(reader.fieldnames or ()) != COLUMNS:
             found = ",".join(reader.fieldnames or ())[:120]
             raise RunFileError(refusal(str(path), "header", found, "is not seed-001", ",".join(COLUMNS)))

@@ -103,7 +103,7 @@ class Seed004(Layout):
         if is_folder(path):
             return any(is_file(path / name) for name in (RESULTS, BLOCK, TABLE))
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
         except (OSError, ValueError):
             return False
         return _as_results(text) is not None or "Pass Results:" in text or HEADER in text
