@@ -6,9 +6,8 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "attnbench"
@@ -105,7 +104,8 @@ def room_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def imports(path: Path, *, types_too: bool) -> set[str]:
+@cache
+def imports(path: Path, *, types_too: bool) -> frozenset[str]:
     """Every module of ours that a file imports, lazily or not, as full names."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = set()
@@ -124,7 +124,7 @@ def imports(path: Path, *, types_too: bool) -> set[str]:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
                 found.add(whole if is_module(whole) else node.module)
-    return found
+    return frozenset(found)
 
 
 def is_module(name: str) -> bool:
@@ -132,13 +132,15 @@ def is_module(name: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_a_room_imports_only_where_the_arrows_point(path: Path) -> None:
-    room = room_of(name_of(path))
-    # What only the type checker reads couples nobody at run time, but a room that names the type knows of the other.
-    allowed = (MAY_IMPORT | FACES)[room] | OPEN | {room} | ({"__init__"} if room in THE_PACKAGE else set())
-    wrong = {module for module in imports(path, types_too=False) if room_of(module) not in allowed}
-    assert not wrong, f"{room} may import {sorted(allowed)}"
+def test_a_room_imports_only_where_the_arrows_point() -> None:
+    """What only the type checker reads couples nobody at run time, but a room that names the type knows of the other."""
+    wrong = {}
+    for path in modules():
+        room = room_of(name_of(path))
+        allowed = (MAY_IMPORT | FACES)[room] | OPEN | {room} | ({"__init__"} if room in THE_PACKAGE else set())
+        if found := {module for module in imports(path, types_too=False) if room_of(module) not in allowed}:
+            wrong[name_of(path)] = found, f"{room} may import {sorted(allowed)}"
+    assert not wrong
 
 
 def test_every_arrow_is_needed() -> None:
@@ -151,14 +153,15 @@ def test_every_arrow_is_needed() -> None:
     assert not {room: unused for room, allowed in arrows.items() if (unused := allowed - used[room])}
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if room_of(name_of(path)) == "models"], ids=name_of)
-def test_models_share_the_cache_and_nothing_else(path: Path) -> None:
+def test_models_share_the_cache_and_nothing_else() -> None:
     """A model may use the paged cache and no other model; the cache knows no model."""
-    name = name_of(path)
-    own = name.split(".")[2:3]
-    used = {module for module in imports(path, types_too=True) if module.startswith("attnbench.models.")}
-    others = {module.split(".")[2] for module in used}
-    assert others - set(own) <= (set() if own == ["paged_cache"] else {"paged_cache"})
+    for path in modules():
+        name = name_of(path)
+        if room_of(name) == "models":
+            own = name.split(".")[2:3]
+            used = {module for module in imports(path, types_too=True) if module.startswith("attnbench.models.")}
+            others = {module.split(".")[2] for module in used}
+            assert others - set(own) <= (set() if own == ["paged_cache"] else {"paged_cache"}), name
 
 
 KERNELS = {
@@ -184,19 +187,20 @@ def family_of(module: str) -> str:
     return max((name for name in KERNELS if parts[: name.count(".") + 1] == name.split(".")), key=len, default="")
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if room_of(name_of(path)) == "kernels"], ids=name_of)
-def test_families_of_kernels_import_only_where_the_arrows_point(path: Path) -> None:
-    name = name_of(path)
-    family = family_of(name)
-    if not family:
-        return
-    others = {module for module in imports(path, types_too=True) if room_of(module) == "kernels" and module != name}
-    wrong = {module for module in others if family_of(module) not in KERNELS[family] | {family}}
-    assert not wrong, f"kernels/{family} may import {sorted(KERNELS[family])}"
-    for here, there in (("portable", "hopper"), ("hopper", "portable")):
-        if here in name.split("."):
-            crossed = {module for module in others if there in module.split(".")}
-            assert not crossed, f"{here} kernels never import {there} ones: shared parts lie in the family's own files"
+def test_families_of_kernels_import_only_where_the_arrows_point() -> None:
+    wrong = {}
+    for path in modules():
+        name = name_of(path)
+        if room_of(name) != "kernels" or not (family := family_of(name)):
+            continue
+        others = {module for module in imports(path, types_too=True) if room_of(module) == "kernels" and module != name}
+        if found := {module for module in others if family_of(module) not in KERNELS[family] | {family}}:
+            wrong[name] = found, f"kernels/{family} may import {sorted(KERNELS[family])}"
+        for here, there in (("portable", "hopper"), ("hopper", "portable")):
+            if here in name.split(".") and (found := {module for module in others if there in module.split(".")}):
+                words = f"{here} kernels never import {there} ones: shared parts lie in the family's own files"
+                wrong[name] = found, words
+    assert not wrong
 
 
 def arrows_of(document: str) -> dict[str, set[str]]:
