@@ -341,15 +341,25 @@ class Run(Spelled):
 
 def to_dict(value: Any) -> Any:
     """Return a dataclass of this module as plain JSON data; non-finite numbers become null."""
+    if type(value) in _ATOMS:
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if (names := _field_names(value.__class__)) is not None:
+        return {name: to_dict(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): to_dict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_dict(item) for item in value]
     return value.value if isinstance(value, StrEnum) else value
+
+
+_ATOMS = frozenset({int, str, bool, type(None)})
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def from_dict(cls: type[T], data: Any, where: str = "run") -> T:
