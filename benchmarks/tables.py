@@ -84,6 +84,10 @@ CHINESE = {
     "a case": "每个算例",
     "a case without its sampling": "每个算例（不含采样）",
     "first case without its sampling": "首个算例（不含采样）",
+    "cases too short for the target": "采样过短、无法达标的算例数",
+    "stage": "阶段",
+    "median": "中位数",
+    "share": "占比",
     "half interval, median": "半区间，中位数",
     "spread of the median, under 30 µs": "30 µs 以下：中位数的离散度",
     "CUPTI beyond a kernel's own stamps, less an empty kernel's": "CUPTI 与算子自记时间戳之差（扣除空算子）",
@@ -275,26 +279,28 @@ def overhead(say: Say, path: Path) -> str:
     """How much of a long run's wall time is sampling, and where the rest goes."""
     data = json.loads(path.read_text("utf-8"))
     halves = data["relative_half_width"]
-    first, *others = (
-        (wall - wall_before) - (sampling - sampling_before)
-        for (wall_before, sampling_before), (wall, sampling) in pairwise([(0.0, 0.0), *data["marks"]])
-    )
+    steps = [(wall - wall_before, sampling - sampling_before)
+             for (wall_before, sampling_before), (wall, sampling) in pairwise([(0.0, 0.0), *data["marks"]])]  # fmt: skip
+    first, *others = (wall - sampling for wall, sampling in steps)
+    usual = statistics.median(others)
+    short = sum(sampling < 1.5 * usual for _, sampling in steps)
     words = ("cases × backends", "wall time", "share of it spent sampling", "a case", "a case without its sampling",
-             "first case without its sampling", "half interval, median")  # fmt: skip
+             "first case without its sampling", "cases too short for the target", "half interval, median")  # fmt: skip
     rows = [
         (
             f"{data['groups']} × {data['records'] // data['groups']}",
             f"{data['wall_s']:.0f} s",
             percent(data["share"]),
             f"{data['seconds_per_group']:.2g} s",
-            f"{min(others):.2f}-{max(others):.2f} s, {say('median')} {statistics.median(others):.2f} s",
+            f"{min(others):.2f}-{max(others):.2f} s, {say('median')} {usual:.2f} s",
             f"{first:.1f} s",
+            f"{short}",
             percent(halves[len(halves) // 2]),
         )
     ]
     tables = [markdown([say(word) for word in words], rows)]
     if "stages_s" in data:
-        stages = [(say(name), f"{seconds:.1f} s", percent(seconds / data["wall_s"]))
+        stages = [(f"`{name}`", f"{seconds:.1f} s", percent(seconds / data["wall_s"]))
                   for name, seconds in data["stages_s"].items() if seconds >= 0.01 * data["wall_s"]]  # fmt: skip
         tables.append(markdown([say(word) for word in ("stage", "wall time", "share")], stages))
     return "\n\n".join(tables)

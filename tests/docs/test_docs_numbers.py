@@ -177,6 +177,8 @@ OVERHEAD = {
     "share": 0.617,
     "seconds_per_group": 0.58,
     "relative_half_width": [0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009],
+    "marks": [[5.0, 0.9], [6.4, 1.9], [7.1, 2.1], [8.7, 3.1]],
+    "stages_s": {"sample": 76.1, "check": 30.5, "memory": 0.2},
 }
 
 
@@ -296,7 +298,18 @@ def test_the_other_tables(results):
         "1600-1700 MHz",
         "690 W",
     ]
-    assert cells(tables.render("overhead-h200", str, results))[2] == ["200 × 4", "123 s", "62 %", "0.58 s", "0.5 %"]
+    whole, stages = tables.render("overhead-h200", str, results).split("\n\n")
+    assert cells(whole)[2] == [
+        "200 × 4",
+        "123 s",
+        "62 %",
+        "0.58 s",
+        "0.40-0.60 s, median 0.50 s",
+        "4.1 s",
+        "1",
+        "0.5 %",
+    ]
+    assert cells(stages)[2:] == [["`sample`", "76.1 s", "62 %"], ["`check`", "30.5 s", "25 %"]]
     quick = tables.render("quick-h200", str, results)
     head, _, first, second = cells(quick)
     assert head[:4] == ["batch", "length", "head dim", "causal"]
