@@ -105,12 +105,15 @@ def names_nothing(who: str, field: str, text: str, accepted: str = "values with 
     return UsageError(refusal(who, field, text, "names nothing", accepted))
 
 
+FOLDER = "is a folder"
+
+
 def unreadable(error: Exception) -> str:
     """Say why a file could not be read as text: no such file, a folder, no text in UTF-8, or the system's reason."""
     if isinstance(error, FileNotFoundError):
         return "is not there"
     if isinstance(error, IsADirectoryError):
-        return "is a folder"
+        return FOLDER
     if isinstance(error, UnicodeError):
         return "is not text in UTF-8"
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
@@ -120,7 +123,7 @@ def unreadable(error: Exception) -> str:
 def absent(path: str | Path) -> str:
     """Say what is wrong with a path without a file: it is a folder, or nothing is there."""
     try:
-        return "is a folder" if Path(path).is_dir() else "is not there"
+        return FOLDER if Path(path).is_dir() else "is not there"
     except OSError:  # a name too long
         return "is not there"
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import os
 import re
 import reprlib
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from attnbench.errors import RunFileError
@@ -162,3 +164,8 @@ def _spelled_within(value: Any) -> Any:
 def _escape(match: re.Match[str]) -> str:
     units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def typed_path(text: str) -> Path:
+    """Return the path that a user typed, ``~`` expanded; as it is where nobody has that home."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises for ~NAME of nobody)

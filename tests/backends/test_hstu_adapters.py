@@ -525,9 +525,10 @@ def test_meta_names_what_the_folder_or_this_python_lacks(checkout, monkeypatch):
     file.unlink()
     with pytest.raises(Unavailable, match=rf"{variable}=.* holds no generative_recommenders/ops/triton/triton_hstu"):
         backend.probe()
-    monkeypatch.setenv(variable, str(checkout / "nowhere"))
-    with pytest.raises(Unavailable, match=rf"{variable}=.*nowhere is no folder; a checkout of generative-recommenders"):
-        backend.probe()
+    for place in (str(checkout / "nowhere"), "9" * 400, "~nobody-of-that-name/nowhere"):
+        monkeypatch.setenv(variable, place)
+        with pytest.raises(Unavailable, match=rf"{variable}=\S+ is no folder; a checkout of generative-recommenders"):
+            backend.probe()
     monkeypatch.delenv(variable)
     with pytest.raises(Unavailable, match=rf"module=generative_recommenders is not on the Python path and {variable}"):
         backend.probe()

@@ -257,6 +257,32 @@ def folder(attnbench, monkeypatch):
     return {path.name for path in Path().iterdir()}
 
 
+@pytest.mark.parametrize(
+    "path", ["9" * 400, "~nobody-of-that-name/x", "a\x01b"], ids=["too long", "no home", "control"]
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run hstu-serving --dry-run --device cpu --checkpoint",
+        "run video --dry-run --device cpu --weights",
+        "run sparse --dry-run --device cpu --pattern",
+        "compare --dry-run --device cpu --seqlen 64 --input",
+        "compare --dry-run --device cpu --seqlen 64 --backends",
+        "check hstu-dense --device cpu --path",
+        "run --dry-run --device cpu",
+        "show",
+        "diff latest",
+        "import",
+    ],
+)
+def test_a_path_that_cannot_be_is_answered_in_one_line(attnbench, folder, sweep, words, path):
+    answer = attnbench([*words.split(), path])
+    assert answer.code == 2
+    assert re.fullmatch(r"\S.*; .*\n", answer.err), answer.err
+    assert answer.out == ""
+    assert sweep.runs == []
+
+
 @pytest.mark.parametrize(("words", "code", "line"), MISTAKES, ids=[words for words, _, _ in MISTAKES])
 def test_a_mistake_is_answered_in_one_line(attnbench, folder, sweep, words, code, line):
     if words.startswith(("run", "compare", "check")) and not {"--device", "--gpus"} & {*words.split()}:

@@ -64,7 +64,8 @@ def test_the_users_own_cuda_comes_first(bare, monkeypatch):
     assert (found.path, found.version) == (str(mine), "2025.5.1.121")
 
 
-def test_not_there(bare):
+def test_not_there(bare, monkeypatch):
+    monkeypatch.setenv("CUDA_PATH", "9" * 400)  # a name too long is no folder
     program(bare / "usr/local/cuda/bin/nsys", mode=0o644)  # a file that cannot be run is no program
     assert tools.find_program("nsys", bare) == tools.Profiler("nsys", reason="not on the PATH, nor in the CUDA folders")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 from attnbench.backends.base import module_exists
-from attnbench.errors import Unavailable, UsageError, refusal
+from attnbench.errors import FOLDER, Unavailable, UsageError, absent, refusal
+from attnbench.text import typed_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,10 @@ class Checkout:
         named = os.environ.get(self.variable)
         if not named:
             return None
-        folder, wanted = Path(named).expanduser(), f"a checkout of {self.repository}"
-        if not folder.is_dir():
+        folder, wanted = typed_path(named), f"a checkout of {self.repository}"
+        if absent(folder) != FOLDER:
             raise Unavailable(f"{self.who}: {self.variable}={named} is no folder; {wanted}")
-        if not _file(folder, self.module).is_file():
+        if not _holds(folder, self.module):
             raise Unavailable(f"{self.who}: {self.variable}={named} holds no {_file(Path(), self.module)}; {wanted}")
         return folder
 
@@ -106,14 +107,21 @@ def name_checkouts(folders: Iterable[str], who: str) -> None:
         if backend.checkout and backend.module
     ]
     for text in folders:
-        folder = Path(text).expanduser().resolve()
-        found = [variable for _, variable, module in wanted if _file(folder, module).is_file()]
+        folder = typed_path(text).resolve()
+        found = [variable for _, variable, module in wanted if _holds(folder, module)]
         if not found:
             files = ", ".join(f"{_file(Path(), module)} ({name})" for name, _, module in wanted)
             raise UsageError(
                 refusal(who, "--path", text, "is no checkout that a backend looks for", f"a folder that holds {files}")
             )
         os.environ.update(dict.fromkeys(found, str(folder)))
+
+
+def _holds(folder: Path, module: str) -> bool:
+    try:
+        return _file(folder, module).is_file()
+    except OSError:  # a name too long
+        return False
 
 
 def _file(folder: Path, module: str) -> Path:
@@ -140,6 +148,6 @@ def _imports(folder: Path, module: str, known: set[str]) -> set[str]:
             first = name.partition(".")[0]
             if first != package:
                 found |= {first} - set(sys.stdlib_module_names)
-            elif name not in known and _file(folder, name).is_file():
+            elif name not in known and _holds(folder, name):
                 found |= _imports(folder, name, known)
     return found

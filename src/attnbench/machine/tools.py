@@ -94,7 +94,10 @@ def _in_folders(name: str, root: Path) -> str | None:
 
 
 def _runs(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
+    try:
+        return path.is_file() and os.access(path, os.X_OK)
+    except OSError:  # a name too long
+        return False
 
 
 def _newest_last(path: Path) -> list[tuple[int, str]]:

@@ -30,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attnbench.errors import UsageError, did_you_mean, nearest, parsed, refusal, unknown, unreadable
+from attnbench.errors import FOLDER, UsageError, absent, did_you_mean, nearest, parsed, refusal, unknown, unreadable
 from attnbench.suites.settings import setting, settle, suite_keys
 from attnbench.text import shown
 from attnbench.workloads.base import Axis, Workload, load_workload, nearest_axes
@@ -104,10 +104,8 @@ def load_suite(name: str, device: str) -> Suite:
         if chosen:
             shape = ", ".join(f"{key} {str(value).lower()}" for key, value in chosen[0].values.items())
             return replace(suite, name=name, title=f"of {suite.name}: {shape}", cases=chosen)
-    if Path(name).is_dir():
-        raise UsageError(
-            refusal("attnbench", "suite", name, "is a folder", "a suite's name, or a file ending in .toml")
-        )
+    if (wrong := absent(name)) == FOLDER:
+        raise UsageError(refusal("attnbench", "suite", name, wrong, "a suite's name, or a file ending in .toml"))
     raise unknown("attnbench", "suite", name, [*shipped, *case_names()])
 
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from attnbench.errors import UsageError, refusal
+from attnbench.text import typed_path
 
 VARIABLE = "ATTNBENCH_GIVEN_FILES"
 "Paths of files, separated as in PATH; set by the parent process for its workers."
@@ -38,7 +39,7 @@ def known_as(text: str, *, kind: str = "file") -> str:
         ValueError: it does not exist, cannot be read or has another hash.
     """
     path, digest = _parted(text)
-    place = _place(Path(path).expanduser(), digest, kind)
+    place = _place(typed_path(path), digest, kind)
     if place is None:
         raise ValueError(f"a {kind} that is there" + (f", with the SHA-256 {digest}…" if digest else ""))
     if any(letter.isspace() or letter in "@," for letter in place.name):

@@ -14,6 +14,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from attnbench.errors import UsageError, refusal
+from attnbench.text import typed_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +84,7 @@ def writable(who: str, flag: str, folder: str) -> Path:
     Raises:
         UsageError: it cannot be created or written to.
     """
-    place = Path(folder).expanduser().absolute()
+    place = typed_path(folder).absolute()
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
