@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.kernels.flash.config.defaults import TABLE, Grid, forward_config
+from attnbench.kernels.flash.config.defaults import TABLE, forward_config
 from attnbench.kernels.flash.config.forward import HOPPER, WARPGROUPS, WORDS, ForwardConfig, parse
 from attnbench.kernels.flash.config.space import (
     RULES,
@@ -23,6 +23,7 @@ from attnbench.kernels.flash.config.space import (
     shared_bytes,
     space,
 )
+from attnbench.kernels.shared.configs import Grid
 
 LONG = Shape(dim=128, dim_v=128, seqlen_q=4096, seqlen_k=4096)
 FEW = Shape(dim=128, dim_v=128, seqlen_q=1, seqlen_k=8192, repeats=4)

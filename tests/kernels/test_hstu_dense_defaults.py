@@ -9,14 +9,17 @@ import torch
 
 pytest.importorskip("triton")
 
+from attnbench.backends.hstu_triton import HstuTriton
 from attnbench.kernels.hstu.dense import api as hstu_dense
 from attnbench.kernels.hstu.dense import backward as hstu_dense_backward
 from attnbench.kernels.hstu.dense import calls
+from attnbench.kernels.hstu.dense import configs as hstu_dense_configs
 from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
 from attnbench.kernels.hstu.dense.hopper import backward as hstu_hopper_backward
 from attnbench.kernels.hstu.dense.hopper import backward_wide as hstu_hopper_backward_wide
 from attnbench.kernels.hstu.dense.hopper.tiles import LEAST_ALPHA
 from attnbench.kernels.shared.kept import Kept
+from attnbench.workloads.hstu import WORKLOAD
 
 from .aot import recorded
 
@@ -136,3 +139,40 @@ def test_a_changed_cut_starts_from_the_portable_default():
     assert backward.columns == replace(
         hstu_dense.backward_config((9, 0), 2, 256, ROWS, deterministic=False).columns, stages=2
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "rows"),
+    [
+        ({}, 128),
+        ({"seqlen": 4096}, 128),
+        ({"seqlen": 12288}, 192),
+        ({"pairs": 8, "seqlen": 8192}, 192),
+        ({"processors": 64}, 192),
+        # Tiles of other masks take equal times: whole rounds of larger ones may take less.
+        ({"causal": False}, 192),
+        ({"cached": True}, 192),
+        ({"windowed": True}, 192),
+    ],
+)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_few_tiles_of_a_triangle_are_small(dim, values, rows):
+    given = {"pairs": 4, "seqlen": 8192, "causal": True, "cached": False, "windowed": False} | values
+    grid = hstu_dense_configs.triangle_grid(**given)
+    config = hstu_dense_configs.hopper_forward_config((9, 0), 2, dim, dim, given["seqlen"], grid)
+    assert config.block_m == rows
+
+
+def test_a_call_and_its_name_choose_by_the_same_grid(monkeypatch):
+    """What a call of few tiles launches is what `hstu-triton` names as its default for the case."""
+    case = WORKLOAD.case(
+        {"batch": 1, "seqlen": 4096, "nheads": 4, "attn_dim": 128, "linear_dim": 128, "dtype": "bf16", "causal": True}
+    )
+    named = HstuTriton().shape(case, (9, 0))
+    monkeypatch.setattr(calls, "processors", lambda x: 132)
+    q, k, v = (torch.empty(4096, 4, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
+    offsets = torch.empty(2, dtype=torch.int32, device="meta")
+    problem = calls.problem_of(q, k, v, offsets, None, None, 4096, None, None, None, True, 0, None)
+    config = hstu_dense.default_forward(q, k, v, 4096, grid=calls._grid(q, problem))
+    assert config == hstu_dense_configs.hopper_forward_config((9, 0), 2, 128, 128, 4096, named.grid)
+    assert config.block_m == 128

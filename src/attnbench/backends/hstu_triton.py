@@ -45,6 +45,7 @@ class HstuTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
 
     def shape(self, case: HstuCase, capability: tuple[int, int]) -> Shape:
         """What its configurations depend on."""
+        from attnbench.kernels.hstu.dense.configs import triangle_grid
         from attnbench.kernels.hstu.dense.family import Shape
 
         return Shape(
@@ -53,6 +54,13 @@ class HstuTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
             item_bytes=4 if case.dtype == "fp32" else 2,
             seqlen=case.seqlen,
             capability=capability,
+            grid=triangle_grid(
+                case.batch * case.nheads,
+                case.seqlen,
+                causal=case.causal,
+                cached=case.delta_q is not None,
+                windowed=case.max_attn_len is not None,
+            ),
         )
 
     @contextmanager

@@ -24,6 +24,8 @@ class HstuSession(Buffers):
     def __init__(self, case: HstuCase, inputs: HstuInputs, changes: Mapping[str, Any]) -> None:
         from attnbench.kernels.hstu.dense import api as kernels
         from attnbench.kernels.hstu.dense.calls import call_of
+        from attnbench.kernels.hstu.dense.configs import triangle_grid
+        from attnbench.kernels.shared.card import processors
 
         super().__init__(inputs)
         self.case = case
@@ -35,7 +37,18 @@ class HstuSession(Buffers):
             "num_targets": own.get("num_targets"),
         }
         self.forward_config, self.backward_config = kernels.configs_of(
-            *self.qkv, inputs.max_seqlen, changes, alpha=case.alpha
+            *self.qkv,
+            inputs.max_seqlen,
+            changes,
+            alpha=case.alpha,
+            grid=triangle_grid(
+                case.batch * case.nheads,
+                inputs.max_seqlen_q,
+                causal=case.causal,
+                cached=case.delta_q is not None,
+                windowed=case.max_attn_len is not None,
+                processors=processors(own["q"]),
+            ),
         )
         self.arguments = self.table | {
             "max_seqlen": inputs.max_seqlen,

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
 from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, nearest_backward
 from attnbench.kernels.flash.config.decode import decode_config, is_decode
-from attnbench.kernels.flash.config.defaults import Grid, forward_config
+from attnbench.kernels.flash.config.defaults import forward_config
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
 from attnbench.kernels.flash.config.space import Shape, ahead_fault, decode_fault, hopper_fault, nearest
 from attnbench.kernels.flash.forward import launch_forward
@@ -30,6 +30,7 @@ from attnbench.kernels.flash.problem import (
     takes_tma,
 )
 from attnbench.kernels.shared.card import capability_of, processors
+from attnbench.kernels.shared.configs import Grid
 from attnbench.kernels.shared.gradients import Differentiable, copied, once, unreadable
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import as_float, check_flags, lies_in_rows

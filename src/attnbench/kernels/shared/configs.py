@@ -31,9 +31,9 @@ from functools import cache, lru_cache
 from itertools import takewhile
 from operator import contains, eq, ge, le
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
 
-__all__ = ["Defaults", "LaunchConfig", "NoDefaultError", "Spelled", "nearest"]
+__all__ = ["Defaults", "Grid", "LaunchConfig", "NoDefaultError", "Spelled", "nearest"]
 
 _NUMBER = {int: r"\d{1,9}", float: r"\d{1,9}(?:\.\d{1,9})?"}
 _AUTO = "auto"
@@ -280,12 +280,28 @@ class NoDefaultError(LookupError):
     """A table of defaults has no row that matches."""
 
 
+class Grid(NamedTuple):
+    """What tiles of queries a call has, and on how many SMs."""
+
+    heads: int
+    "query heads of all sequences"
+    seqlen_q: int
+    "most queries of a sequence"
+    processors: int = 132
+    "SMs of the card; those of an H100 or H200 in SXM form"
+
+    def rounds(self, config: Any) -> int:
+        """Rounds over the SMs that the tiles of a configuration with `block_m` rows take, rounded up."""
+        rounds: int = -(-self.heads * -(-self.seqlen_q // config.block_m) // self.processors)
+        return rounds
+
+
 class Defaults:
     """Tuned defaults of a kernel family: a TOML table, whose first matching row is used.
 
     The keys of a row are conditions (`RULES` and ``rounds``; a missing key matches everything) and a ``config`` in its
     short form.  A rule takes the value of the row, then the one that is asked for.  ``rounds`` is the most rounds over the
-    card's SMs that the programs of this configuration may take.  Other keys, such as the card and the date of a
+    card's SMs that the tiles of this configuration may take.  Other keys, such as the card and the date of a
     measurement, are for the reader.
     """
 
@@ -318,7 +334,7 @@ class Defaults:
         kind: type[_Config],
         *,
         also: Callable[[_Config], bool] = lambda config: True,
-        rounds: Callable[[_Config], float] = lambda config: math.inf,
+        grid: Grid | None = None,
         **asked: Any,
     ) -> _Config:
         """The configuration of the first row that matches.
@@ -327,7 +343,7 @@ class Defaults:
             table: name of the table.
             kind: type of the configuration.
             also: a further condition on the configuration.
-            rounds: rounds over the card's SMs that a configuration's programs take; None: rows with ``rounds`` are skipped.
+            grid: of the call, for rows with ``rounds``; None: more tiles than any card has SMs.
             asked: values for the keys of `RULES`; cards is one major compute capability.
 
         Raises:
@@ -339,7 +355,9 @@ class Defaults:
                     break
             else:
                 config = kind.parse(row["config"])
-                if also(config) and ("rounds" not in row or rounds(config) <= row["rounds"]):
+                if also(config) and (
+                    "rounds" not in row or (grid is not None and grid.rounds(config) <= row["rounds"])
+                ):
                     return config
         raise NoDefaultError(f"{self.path.name} has no row of {table} for {asked}")
 

@@ -5,32 +5,15 @@ Can be imported without torch and Triton.
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
-from attnbench.kernels.shared.configs import Defaults
+from attnbench.kernels.shared.configs import Defaults, Grid
 
-__all__ = ["TABLE", "Grid", "forward_config"]
+__all__ = ["TABLE", "forward_config"]
 
 TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
-
-
-class Grid(NamedTuple):
-    """What tiles of queries a call has, and on how many SMs."""
-
-    heads: int
-    "query heads of all sequences"
-    seqlen_q: int
-    "most queries of a sequence"
-    processors: int = 132
-    "SMs of the card; those of an H100 or H200 in SXM form"
-
-    def rounds(self, config: ForwardConfig) -> int:
-        """Rounds over the SMs that the tiles of such a configuration take, rounded up."""
-        return -(-self.heads * -(-self.seqlen_q // config.block_m) // self.processors)
 
 
 @lru_cache(maxsize=1024)  # depends on the shape: not cached, because there may be very many shapes
@@ -63,6 +46,6 @@ def forward_config(
         dim=dim,
         seqlen=seqlen,
         right=right,
-        rounds=grid.rounds if grid else lambda config: math.inf,
+        grid=grid,
         also=lambda config: hopper or config.order not in HOPPER,
     )

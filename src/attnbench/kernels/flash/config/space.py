@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from attnbench.kernels.flash.config.decode import is_decode
-from attnbench.kernels.flash.config.defaults import Grid
 from attnbench.kernels.flash.config.forward import DECODE, HOPPER, WARPGROUPS, WORDS, ForwardConfig, parse
+from attnbench.kernels.shared.configs import Grid
 from attnbench.kernels.shared.configs import nearest as closest
 
 

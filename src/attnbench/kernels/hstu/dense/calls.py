@@ -20,6 +20,7 @@ from attnbench.kernels.hstu.dense.configs import (
     forward_config,
     hopper_columns_config,
     hopper_forward_config,
+    triangle_grid,
 )
 from attnbench.kernels.hstu.dense.forward import launch_forward
 from attnbench.kernels.hstu.dense.hopper.tiles import LEAST_ALPHA
@@ -35,18 +36,27 @@ from attnbench.kernels.hstu.dense.problem import (
     default_alpha,
     wrong,
 )
-from attnbench.kernels.shared.card import capability_of
+from attnbench.kernels.shared.card import capability_of, processors
+from attnbench.kernels.shared.configs import Grid
 from attnbench.kernels.shared.gradients import Differentiable, copied, once, unreadable
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
 from attnbench.kernels.shared.limits import check_flags
 
 
-def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int) -> ForwardConfig:
-    """Tuned default for these tensors on their card: the Hopper kernel's if it supports them, else the portable one's."""
+def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, grid: Grid | None = None) -> ForwardConfig:
+    """Tuned default for these tensors on their card: the Hopper kernel's if it supports them, else the portable one's.
+
+    Args:
+        q: [Tq, H, D]; its card, dtype, dims and strides count.
+        k: [Tk, H, D].
+        v: [Tk, H, Dv].
+        max_seqlen: most rows of a sequence.
+        grid: as `triangle_grid`; None: more tiles than the card has SMs.
+    """
     hopper = None
     if all(map(is_rows, (q, k, v))):
-        hopper = hopper_forward_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen)
+        hopper = hopper_forward_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen, grid)
     return hopper or forward_config(*_shape(q, v), max_seqlen)
 
 
@@ -76,7 +86,14 @@ def default_backward(
 
 
 def configs_of(
-    q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, changes: Mapping[str, Any], *, alpha: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    max_seqlen: int,
+    changes: Mapping[str, Any],
+    *,
+    alpha: float | None = None,
+    grid: Grid | None = None,
 ) -> tuple[ForwardConfig, BackwardConfig]:
     """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the configurations by kernel.
 
@@ -91,9 +108,10 @@ def configs_of(
         changes: such as ``{"forward": {"block_m": 64}, "deterministic": True, "rows": {"warps": 4}}``; the
             column kernel is ``atomic``, or ``columns`` if deterministic.
         alpha: factor of the scores; None: 1 / sqrt(D).
+        grid: as `triangle_grid`.
     """
     deterministic = changes.get("deterministic", False)
-    forward = default_forward(q, k, v, max_seqlen)
+    forward = default_forward(q, k, v, max_seqlen, grid=grid)
     if rows := changes.get("forward"):
         forward = replace(forward_config(*_shape(q, v), max_seqlen), **rows)
     backward = default_backward(q, k, v, max_seqlen, deterministic=deterministic, alpha=alpha)
@@ -119,6 +137,17 @@ def _precise(config: BackwardConfig, dtype: torch.dtype) -> BackwardConfig:
 
 def _shape(q: Tensor, v: Tensor) -> tuple[tuple[int, int], int, int]:
     return _capability(q), q.element_size(), max(q.shape[2], v.shape[2])
+
+
+def _grid(q: Tensor, problem: Problem) -> Grid | None:
+    return triangle_grid(
+        problem.batch * q.shape[1],
+        problem.max_seqlen_q,
+        causal=problem.causal,
+        cached=problem.offsets_q is not None,
+        windowed=problem.max_attn_len is not None,
+        processors=processors(q),
+    )
 
 
 def _capability(x: Tensor) -> tuple[int, int]:
@@ -338,7 +367,7 @@ def _configs(
     for name, given, kind in (("forward", forward, ForwardConfig), ("backward", backward, BackwardConfig)):
         if given is not None and not isinstance(given, kind):
             raise wrong(name, repr(given)[:40], f"is of type {type(given).__name__}", f"a {kind.__name__}, or None")
-    forward = forward or default_forward(q, k, v, problem.max_seqlen)
+    forward = forward or default_forward(q, k, v, problem.max_seqlen, grid=_grid(q, problem))
     backward = backward or default_backward(
         q, k, v, problem.max_seqlen, deterministic=deterministic, alpha=problem.alpha
     )
@@ -402,7 +431,7 @@ def attend_parts(
             max_attn_len=None,
         )
         check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
-        config = default_forward(q, k, v, problem.max_seqlen)
+        config = default_forward(q, k, v, problem.max_seqlen, grid=_grid(q, problem))
         launches = Launches(partial(_run_parts, _without_tensors(problem), config))
         call = PARTS.keep(key, _PartsCall(launches, 1 / problem.scaling_seqlen, config.hopper))
     (sums,) = call.launches(q, k, v, offsets, offsets_q)

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled
+from attnbench.kernels.shared.configs import Defaults, Grid, LaunchConfig, Spelled
 
 LARGEST_PARTS = 1024
 "Most parts that keys are split into."
@@ -215,6 +215,25 @@ def hopper_columns_fault(
     return None
 
 
+def triangle_grid(
+    pairs: int, seqlen: int, *, causal: bool, cached: bool, windowed: bool, processors: int = 132
+) -> Grid | None:
+    """Query tiles whose keys grow from none to all of a sequence; None for other masks, whose tiles take equal times.
+
+    Few such tiles take as long as the longest of them, which smaller tiles shorten.  Few equal tiles take whole rounds
+    instead, of which larger tiles may need fewer.
+
+    Args:
+        pairs: heads of all sequences.
+        seqlen: most rows of a sequence.
+        causal: whether a row sees no later one.
+        cached: whether queries are only the last rows of a sequence.
+        windowed: whether a row sees only so many rows before it.
+        processors: SMs of the card.
+    """
+    return Grid(pairs, seqlen, processors) if causal and not cached and not windowed else None
+
+
 def forward_config(capability: tuple[int, int], item_bytes: int, dim: int, seqlen: int) -> ForwardConfig:
     """Tuned default of the portable forward.
 
@@ -240,7 +259,7 @@ def backward_config(
 
 
 def hopper_forward_config(
-    capability: tuple[int, int], item_bytes: int, attn_dim: int, linear_dim: int, seqlen: int
+    capability: tuple[int, int], item_bytes: int, attn_dim: int, linear_dim: int, seqlen: int, grid: Grid | None = None
 ) -> ForwardConfig | None:
     """Tuned default of the Hopper forward; None if that kernel does not support it.
 
@@ -250,12 +269,12 @@ def hopper_forward_config(
         attn_dim: of queries and keys.
         linear_dim: of values.
         seqlen: most rows of a sequence.
+        grid: as `triangle_grid`.
     """
     if capability != (9, 0) or item_bytes != 2:
         return None
-    found = TABLE.first(
-        "hopper_forward", ForwardConfig, **_asked(capability, item_bytes, max(attn_dim, linear_dim), seqlen)
-    )
+    asked = _asked(capability, item_bytes, max(attn_dim, linear_dim), seqlen)
+    found = TABLE.first("hopper_forward", ForwardConfig, grid=grid, **asked)
     fault = hopper_fault(found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim, linear_dim=linear_dim)
     return None if fault else found
 

@@ -22,7 +22,7 @@ from attnbench.kernels.hstu.dense.configs import (
     hopper_fault,
     hopper_forward_config,
 )
-from attnbench.kernels.shared.configs import nearest
+from attnbench.kernels.shared.configs import Grid, nearest
 from attnbench.kernels.shared.family import Family, Part, Values
 
 _Kind = type[ForwardConfig] | type[ColumnConfig] | type[RowConfig]
@@ -45,6 +45,8 @@ class Shape:
     item_bytes: int = 2
     seqlen: int = 1 << 20
     capability: tuple[int, int] = (9, 0)
+    grid: Grid | None = None
+    "as `configs.triangle_grid`"
 
     @property
     def dim(self) -> int:
@@ -185,7 +187,7 @@ class _Forward(_Part):
     def tuned(self, shape: Shape) -> str:
         base = forward_config(shape.capability, shape.item_bytes, shape.dim, shape.seqlen)
         hopper = hopper_forward_config(
-            shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim, shape.seqlen
+            shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim, shape.seqlen, shape.grid
         )
         return _default("f", hopper, base)
 
