@@ -78,7 +78,9 @@ def test_right_on_whatever_is_drawn(function, form, data):
     world, causal = data.draw(st.integers(1, 5)), data.draw(st.booleans())
     lengths = tuple(data.draw(st.lists(st.integers(0, 3) | st.integers(0, 90), min_size=1, max_size=5)))
     lengths = lengths if any(lengths) else (1, *lengths)
-    problem = problem_of(lengths, causal=causal, function=function)
+    # With one KV head both chunks of a sequence are one launch of the all-gather, with four of them in some worlds.
+    heads_kv = 4 if function == HSTU else data.draw(st.sampled_from([1, 4]))
+    problem = problem_of(lengths, causal=causal, function=function, heads_kv=heads_kv)
     problem = replace(problem, divisor=max(lengths)) if function == HSTU else problem
     tensors = inputs_of(problem, seed=data.draw(st.integers(0, 9)))
     assert close(computed(form, problem, tensors, world), truth(problem, tensors))
@@ -129,15 +131,18 @@ class Noting(Threads):
 
 
 @pytest.mark.parametrize(
-    ("rank", "causal", "wanted"),
+    ("heads_kv", "rank", "causal", "wanted"),
     [
-        (0, True, ["16 queries of 16 keys", 1, 2, "16 queries of 96 keys"]),
-        (1, True, [0, "16 queries of 32 keys", 2, "16 queries of 80 keys"]),
-        (2, True, [0, 1, "16 queries of 48 keys", "16 queries of 64 keys"]),
-        (1, False, [0, 2, "32 queries of 96 keys"]),
+        (4, 0, True, ["16 queries of 16 keys", 1, 2, "16 queries of 96 keys"]),
+        (4, 1, True, [0, "16 queries of 32 keys", 2, "16 queries of 80 keys"]),
+        (4, 2, True, [0, 1, "16 queries of 48 keys", "16 queries of 64 keys"]),
+        (4, 1, False, [2, 0, "32 queries of 96 keys"]),
+        # Both chunks in one launch.
+        (2, 0, True, [1, 2, "32 queries of 112 keys"]),
+        (2, 1, True, [2, 0, "32 queries of 112 keys"]),
     ],
 )
-def test_allgather_computes_first_chunks_before_it_waits_for_later_ranks(rank, causal, wanted, monkeypatch):
+def test_what_allgather_computes_before_which_messages(heads_kv, rank, causal, wanted, monkeypatch):
     group = Noting(rank, 3, torch.device("cpu"), channels=defaultdict(queue.SimpleQueue))
 
     def attended(q, k, v, of, problem, *, causal):
@@ -145,7 +150,7 @@ def test_allgather_computes_first_chunks_before_it_waits_for_later_ranks(rank, c
         return torch.zeros_like(q), None
 
     monkeypatch.setattr(allgather, "attend", attended)
-    allgather.Form(problem_of((96,), causal=causal), group).run()
+    allgather.Form(problem_of((96,), causal=causal, heads_kv=heads_kv), group).run()
     steps = [one for one, before in zip(group.noted, [None, *group.noted], strict=False) if one != before]
     assert steps == wanted
 

@@ -2,18 +2,23 @@
 
 Queries of chunk c see keys from 0 to the end of chunk c (all of them without a mask), which bottom-right alignment
 expresses by lengths alone.  So nothing is merged, and HSTU needs no other kernel.  Nothing is permuted: each chunk is
-received where it belongs.
+received where it belongs.  A row's keys and values are adjacent, as a fused projection writes them, so that a chunk is one
+message: messages of 16 MiB reach less than half the speed of those of 256 MiB on NVLink.
 
-Under a mask a rank's first chunk sees only chunks of earlier ranks.  What comes from these and what comes from later
+Under a mask a rank's earlier chunk sees only chunks of earlier ranks.  What comes from these and what comes from later
 ranks are therefore two exchanges, on two communicators: whole sequences are computed during both, and the queries of
-the first chunk while the keys of the second are in transit.
+the earlier chunk while the keys of the second are in transit.
+
+A launch of the later chunk alone ends badly: all its query tiles are long, so most SMs wait for the last ones.  If little
+is exchanged (`JOINT_HEADS`), both chunks are therefore one launch after one exchange, the later one first: the short
+tiles of the earlier one fill the end.  To the kernel they are two sequences, so the keys that the earlier one sees are
+there twice, the second time behind those of the later one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,10 +28,23 @@ from attnbench.parallel.deal import Rows, deal
 from attnbench.parallel.form import Group, ParallelForm, wait
 from attnbench.parallel.problem import Problem
 
+JOINT_HEADS = 2.5
+"""Both chunks are one launch up to so many received KV heads, (W - 1) / W of all.  An estimate for a pair of H200: for each
+of them the exchange takes a fifth to an eighth of the longest query tile's time, and the end of a separate launch leaves
+SMs idle for some two fifths of it on average.  What is exchanged and that tile both grow with the length and the dim."""
 EARLIER, LATER = "earlier", "later"
 "Ranks that chunks come from."
 Launch = tuple[int, slice, int, Sequences]
 "Number of a cut sequence, its rows of q on this rank, how many keys they see, and both as lengths."
+
+
+class Stage(NamedTuple):
+    """An exchange, and what is computed after it."""
+
+    group: Group
+    "ranks, with the exchange's communicator"
+    sides: tuple[str, ...]
+    launches: list[Launch]
 
 
 class Form(ParallelForm):
@@ -36,54 +54,70 @@ class Form(ParallelForm):
 
     def __init__(self, problem: Problem, group: Group) -> None:
         self.deal = deal(problem.lengths, group.world, causal=problem.causal)
+        self.joint = problem.causal and problem.heads_kv * (group.world - 1) <= JOINT_HEADS * group.world
+        "whether both chunks of a sequence are one launch"
         super().__init__(problem, group)
-        rank, self.whole = group.rank, [problem.lengths[one] for one in self.deal.whole[group.rank]]
+        self.kv = torch.stack([self.k, self.v], 1)
+        self.k, self.v = self.kv.unbind(1)
+        self.whole = [problem.lengths[one] for one in self.deal.whole[group.rank]]
         self.of_whole = Sequences(self.whole, device=group.device)
+        self.copied = [self.deal.pair(one, group.rank)[0][1] if self.joint else 0 for one in self.deal.cut]
+        "of each cut sequence, keys that are there twice: those that the earlier chunk sees"
         self.gathered = [
-            self.k.new_empty(2, problem.lengths[one], problem.heads_kv, problem.dim) for one in self.deal.cut
+            self.kv.new_empty(problem.lengths[one] + more, *self.kv.shape[1:])
+            for one, more in zip(self.deal.cut, self.copied, strict=True)
         ]
         "keys and values of each cut sequence"
-        self.groups = {EARLIER: group, LATER: group.beside()}
-        launches = [self._launches(number, rank) for number in range(len(self.deal.cut))]
-        self.first = [one[0] for one in launches if len(one) > 1]
-        "of the first chunks, where the second has a launch of its own"
-        self.rest = [one[-1] for one in launches]
+        launches = [self._launches(number) for number in range(len(self.deal.cut))]
+        last = [one[-1] for one in launches]
+        staged = problem.causal and not self.joint
+        self.stages = (
+            [Stage(group, (EARLIER,), [one[0] for one in launches]), Stage(group.beside(), (LATER,), last)]
+            if staged
+            else [Stage(group, (EARLIER, LATER), last)]
+        )
 
     def rows(self) -> list[Rows]:
-        """As assigned by `deal`."""
-        return self.deal.rows(self.group.rank)
+        """As assigned by `deal`; of two chunks in one launch the later first."""
+        found, pairs = self.deal.rows(self.group.rank), len(self.deal.whole[self.group.rank])
+        if self.joint:
+            for at in range(pairs, len(found), 2):
+                found[at : at + 2] = reversed(found[at : at + 2])
+        return found
 
     def run(self) -> None:
-        """Start both exchanges, then compute: whole sequences, first chunks, and after the second exchange the rest."""
+        """Start all exchanges, then compute: whole sequences, and after each exchange what needs no further one."""
         works = self._begin()
         self._attend_whole()
-        wait(works[EARLIER])
-        self._attend_cut(self.first)
-        wait(works[LATER])
-        self._attend_cut(self.rest)
+        for stage, one in zip(self.stages, works, strict=True):
+            wait(one)
+            self._repeat()
+            self._attend_cut(stage.launches)
 
     def phases(self) -> Mapping[str, Callable[[], Any]]:
         """Exchange and attention; there is no permute."""
 
         def exchange() -> None:
-            for works in self._begin().values():
+            for works in self._begin():
                 wait(works)
+            self._repeat()
 
         def attention() -> None:
             self._attend_whole()
-            self._attend_cut(self.first)
-            self._attend_cut(self.rest)
+            for stage in self.stages:
+                self._attend_cut(stage.launches)
 
         return {"exchange": exchange, "attention": attention}
 
     def sent_bytes(self) -> int:
         """Its chunks of keys and values, to each rank that sees them."""
-        sizes = (x.numel() for side in (EARLIER, LATER) for _, x in self._sends(side))
+        sizes = (x.numel() for stage in self.stages for _, x in self._sends(stage.sides))
         return sum(sizes) * self.q.element_size()
 
     def notes(self) -> tuple[str, ...]:
-        """Describe how the sequences were assigned."""
-        return (dealt(self.deal),)
+        """Describe how the sequences were assigned, and whether their chunks are one launch."""
+        joint = ("both chunks of a cut sequence in one launch",) if self.joint and self.deal.cut else ()
+        return (dealt(self.deal), *joint)
 
     def poison(self) -> None:
         """Also overwrite the gathered keys and values."""
@@ -91,65 +125,80 @@ class Form(ParallelForm):
         for x in self.gathered:
             x.fill_(torch.nan)
 
-    def _begin(self) -> dict[str, list[Any]]:
-        """Start what comes from earlier ranks and what comes from later ones, then copy the rank's own chunks into place."""
-        works = {side: group.swap(self._sends(side), self._receives(side)) for side, group in self.groups.items()}
-        at = sum(self.whole)
-        for place, one in zip(self.gathered, self.deal.cut, strict=True):
-            for start, end in self.deal.pair(one, self.group.rank):
-                for x, into in zip((self.k, self.v), place, strict=True):
-                    into[start:end].copy_(x[at : at + end - start])
-                at += end - start
+    def _begin(self) -> list[list[Any]]:
+        """Start the exchange of each stage, then copy the rank's own chunks into place."""
+        works = [stage.group.swap(self._sends(stage.sides), self._receives(stage.sides)) for stage in self.stages]
+        for number, one in enumerate(self.deal.cut):
+            pair, own, into = self.deal.pair(one, self.group.rank), self._own(number), self.gathered[number]
+            for (start, end), rows in zip(pair, own, strict=True):
+                into[start:end].copy_(self.kv[rows])
+            if self.joint:
+                (start, end), (_, after) = pair
+                into[after + start : after + end].copy_(self.kv[own[0]])
         return works
+
+    def _repeat(self) -> None:
+        """For chunks in one launch, copy the received keys that the earlier one sees behind those of the later one."""
+        for number, one in enumerate(self.deal.cut if self.joint else ()):
+            (start, _), (_, after) = self.deal.pair(one, self.group.rank)
+            if start:
+                place = self.gathered[number]
+                place[after : after + start].copy_(place[:start])
+
+    def _own(self, number: int) -> tuple[slice, slice]:
+        """Rows on this rank of its earlier and its later chunk of a cut sequence."""
+        sizes = [self.deal.pair_sizes(one, self.group.rank) for one in self.deal.cut[: number + 1]]
+        at = sum(self.whole) + sum(map(sum, sizes[:-1]))
+        earlier, later = sizes[-1]
+        if self.joint:
+            return slice(at + later, at + later + earlier), slice(at, at + later)
+        return slice(at, at + earlier), slice(at + earlier, at + earlier + later)
 
     def _seen(self, one: int, owner: int, reader: int) -> Sequence[Rows]:
         """Chunks of a cut sequence of `owner` that queries of `reader` see."""
         pair = self.deal.pair(one, owner)
         return pair[:1] if self.problem.causal and owner < reader else pair
 
-    def _sends(self, side: str) -> list[tuple[int, Tensor]]:
-        """What others receive of this rank; `side` is where it is, seen from them."""
-        rank, at = self.group.rank, sum(self.whole)
-        readers = [reader for reader in self._others() if (rank < reader) == (side == EARLIER)]
-        found: list[tuple[int, Tensor]] = []
-        for one in self.deal.cut:
-            _, middle, end = accumulate(self.deal.pair_sizes(one, rank), initial=at)
-            for reader in readers:
-                both = len(self._seen(one, rank, reader)) == 2
-                chunks = (slice(at, middle), slice(middle, end)) if both else (slice(at, middle),)
-                found += [(reader, x[rows]) for rows in chunks for x in (self.k, self.v)]
-            at = end
-        return found
-
-    def _receives(self, side: str) -> list[tuple[int, Tensor]]:
+    def _sends(self, sides: tuple[str, ...]) -> list[tuple[int, Tensor]]:
+        """What others receive of this rank; `sides` are those that it is on, seen from them."""
         rank = self.group.rank
-        owners = [owner for owner in self._others() if (owner < rank) == (side == EARLIER)]
+        readers = [reader for reader in self._others() if (EARLIER if rank < reader else LATER) in sides]
+        return [
+            (reader, self.kv[rows])
+            for number, one in enumerate(self.deal.cut)
+            for reader in readers
+            for rows in self._own(number)[: len(self._seen(one, rank, reader))]
+        ]
+
+    def _receives(self, sides: tuple[str, ...]) -> list[tuple[int, Tensor]]:
+        rank = self.group.rank
+        owners = [owner for owner in self._others() if (EARLIER if owner < rank else LATER) in sides]
         return [
             (owner, into[start:end])
-            for place, one in zip(self.gathered, self.deal.cut, strict=True)
+            for into, one in zip(self.gathered, self.deal.cut, strict=True)
             for owner in owners
             for start, end in self._seen(one, owner, rank)
-            for into in place
         ]
 
     def _others(self) -> list[int]:
         rank, world = self.group.rank, self.group.world
         return [(rank + step) % world for step in range(1, world)]
 
-    def _launches(self, number: int, rank: int) -> list[Launch]:
-        """Of a cut sequence: under a mask one for each chunk."""
+    def _launches(self, number: int) -> list[Launch]:
+        """Of a cut sequence: under a mask one for each chunk, or one for both."""
         one, device = self.deal.cut[number], self.group.device
-        at = sum(self.whole) + sum(sum(self.deal.pair_sizes(before, rank)) for before in self.deal.cut[:number])
-        pair = self.deal.pair(one, rank)
+        (earlier, later), own = self.deal.pair(one, self.group.rank), self._own(number)
         if not self.problem.causal:
-            queries, keys = sum(self.deal.pair_sizes(one, rank)), self.problem.lengths[one]
-            return [(number, slice(at, at + queries), keys, Sequences([queries], [keys], device=device))]
-        found = []
-        for start, end in pair:
-            queries = end - start
-            found.append((number, slice(at, at + queries), end, Sequences([queries], [end], device=device)))
-            at += queries
-        return found
+            rows, keys = slice(own[0].start, own[1].stop), self.problem.lengths[one]
+            return [(number, rows, keys, Sequences([rows.stop - rows.start], [keys], device=device))]
+        queries, keys_of = [end - start for start, end in (earlier, later)], [earlier[1], later[1]]
+        if self.joint:
+            of = Sequences(queries[::-1], keys_of[::-1], device=device)
+            return [(number, slice(own[1].start, own[0].stop), sum(keys_of), of)]
+        return [
+            (number, rows, keys, Sequences([count], [keys], device=device))
+            for rows, count, keys in zip(own, queries, keys_of, strict=True)
+        ]
 
     def _attend_whole(self) -> None:
         rows = slice(0, sum(self.whole))
@@ -160,8 +209,12 @@ class Form(ParallelForm):
     def _attend_cut(self, launches: Sequence[Launch]) -> None:
         for number, rows, keys, of in launches:
             if not of.empty:
-                k, v = self.gathered[number][:, :keys]
-                self.out[rows], _ = attend(self.q[rows], k, v, of, self.problem, causal=self.problem.causal)
+                k, v = self.gathered[number][:keys].unbind(1)
+                out, _ = attend(self.q[rows], k, v, of, self.problem, causal=self.problem.causal)
+                if out.shape == self.out.shape:
+                    self.out = out
+                else:
+                    self.out[rows] = out
 
 
 def dealt(found: Any) -> str:
