@@ -9,11 +9,12 @@ one tile of rows; each product is issued as soon as its operands are ready:
     consumer      issues Sᵀ = K Qᵀ and dPᵀ = V dOᵀ
                   P = exp(Sᵀ), while the second product runs; issues dV += P dO
                   dSᵀ = P ∘ (dPᵀ - delta), meanwhile; kept in registers and stored to shared memory for both warpgroups
-                  waits for the other warpgroup's dSᵀ; issues half of dQ = dS K, and dK += dSᵀ Q
-                  adds dQ to memory by a TMA reduction, while the last product runs
+                  issues half of dQ = dS K of the step before, and dK += dSᵀ Q
+                  adds that dQ to memory by a TMA reduction, while the last product runs
 
 Half of dQ is 64 rows by 64 columns, summed over all 128 keys: up to 64 dims it is half of a step's 128 rows, above that
-half of the columns of its 64 rows.  dS has two stages: when both warpgroups have filled one, both have read the other.
+half of the columns of its 64 rows.  Computed one step later, it does not wait for the other warpgroup.  dS has two
+stages: when both warpgroups have filled one, both have read the other.
 No product is in flight at the end of an iteration, because otherwise the compiler waits for every product.
 """
 
@@ -34,7 +35,9 @@ from attnbench.kernels.flash.hopper.backward_step import (
     GridProblem,
     Rings,
     Statistics,
+    add_last_dq,
     allocate_statistics,
+    clear_dscores,
     key_tile_of,
     reach_of,
     step,
@@ -141,6 +144,7 @@ def consume(consumer, WARPGROUP: gl.constexpr):
         dk = gl.zeros([ROWS, BLOCK_D], gl.float32, OF_K)
         dv = gl.zeros([ROWS, BLOCK_V], gl.float32, OF_V)
         if begin < end:
+            clear_dscores(consumer, WARPGROUP)
             low, high = reach_of(key, work, problem.mask)
             rings.k.take(0)  # half of dQ is summed over all keys
             rings.k.take(1)
@@ -151,7 +155,8 @@ def consume(consumer, WARPGROUP: gl.constexpr):
                 v = v.load(gl.DotOperandLayout(0, SCORES, 2))
             tile = begin
             head = work.head_kv * members
-            for count in range(members * (end - begin)):
+            total = members * (end - begin)
+            for count in range(total):
                 dk, dv = step(
                     v=v,
                     dk=dk,
@@ -169,6 +174,7 @@ def consume(consumer, WARPGROUP: gl.constexpr):
                 if tile == end:
                     tile = begin
                     head += 1
+            add_last_dq(consumer, work, total, tile, head, WARPGROUP)
             # This warpgroup has read the keys for the last time.
             mbarrier.arrive(consumer.done)
             mbarrier.wait(consumer.done, 0)

@@ -203,8 +203,8 @@ def hide(scores, numbers, at, low, high, HAS_LEFT: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def fold(scores, dweights, dv, dout, consumer, slot, at, masked, low, high, WEIGHTS: gl.constexpr, AFTER: gl.constexpr):
-    """dSᵀ of 64 rows, and P dO added to dV.  AFTER products are in flight after Sᵀ, and after dPᵀ."""
+def weigh(scores, dv, dout, consumer, slot, at, masked, low, high, WEIGHTS: gl.constexpr, AFTER: gl.constexpr):
+    """P of 64 rows, and P dO added to dV.  AFTER products were issued after Sᵀ; they end in this order."""
     stats = consumer.stats
     least = stats.leasts.index(slot).load(SCORES) * consumer.scale_log2
     scores = warpgroup_mma_wait(AFTER, [scores])
@@ -212,9 +212,15 @@ def fold(scores, dweights, dv, dout, consumer, slot, at, masked, low, high, WEIG
         scores = hide(scores, stats.numbers, at, low, high, consumer.problem.mask.HAS_LEFT)
     weights = gl.exp2(scores * consumer.scale_log2 + least)
     dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), WEIGHTS), dout, dv, is_async=True)
-    dweights = warpgroup_mma_wait(AFTER, [dweights])
-    delta = stats.deltas.index(slot).load(SCORES)
-    return (weights * (dweights + delta)).to(dout.dtype), dv
+    return weights, dv
+
+
+@gluon.jit
+@no_type_check
+def slope(weights, dweights, consumer, slot):
+    """dSᵀ = P ∘ (dPᵀ - delta) of 64 rows, rounded to the inputs' dtype."""
+    delta = consumer.stats.deltas.index(slot).load(SCORES)
+    return (weights * (dweights + delta)).to(consumer.dscores.dtype)
 
 
 @gluon.jit
@@ -256,18 +262,80 @@ def in_order(part):
 
 @gluon.jit
 @no_type_check
+def clear_dscores(consumer, WARPGROUP: gl.constexpr):
+    """Set dSᵀ of the step before the first one to 0, this warpgroup's part: that of odd steps."""
+    PARTS: gl.constexpr = consumer.problem.BLOCK_M // ROWS
+    dscores = consumer.dscores
+    none = gl.zeros([ROWS, ROWS], dscores.dtype, SCORES)
+    for index in gl.static_range(PARTS):
+        dscores.index((2 + index if PARTS == 1 else 4 + 2 * index) + WARPGROUP).store(none)
+    fence_async_shared()
+    mbarrier.arrive(consumer.filled.index(1))
+
+
+@gluon.jit
+@no_type_check
+def await_dscores(consumer, count):
+    """Wait until both warpgroups have stored dSᵀ of the step before the count-th, and read that of the one before it."""
+    mbarrier.wait(consumer.filled.index((count + 1) & 1), count // 2 & 1)
+
+
+@gluon.jit
+@no_type_check
+def stage_dq(part, consumer, WARPGROUP: gl.constexpr):
+    """Copy this warpgroup's half of dQ to shared memory, when its last one has left."""
+    tma.store_wait(0)
+    sync_warps()
+    mine = consumer.staging.index(WARPGROUP)
+    mine.reshape([ROWS, ROWS]).store(in_order(part))
+
+
+@gluon.jit
+@no_type_check
+def add_dq(consumer, work, count, tile, head, WARPGROUP: gl.constexpr):
+    """Start to add it to the sums of dQ, as that of the step before the count-th; the warps have synchronized.
+
+    The count-th step has this tile and head.  Before the first step there is none: zeros are added to that one's rows.
+    """
+    problem = consumer.problem
+    turned = tile == work.begin
+    tile = gl.where(count == 0, tile, gl.where(turned, work.end, tile) - 1)
+    head = gl.where(turned & (count > 0), head - 1, head)
+    at = (work.padded + tile * problem.BLOCK_M) * (consumer.rings.k.COLUMNS // ROWS) + WARPGROUP * ROWS
+    add_tile(consumer.sums_desc, [head, at, 0], consumer.staging.index(WARPGROUP))
+
+
+@gluon.jit
+@no_type_check
+def add_last_dq(consumer, work, count, tile, head, WARPGROUP: gl.constexpr):
+    """Add dQ of the last of `count` steps; tile and head are those after it."""
+    PARTS: gl.constexpr = consumer.problem.BLOCK_M // ROWS
+    await_dscores(consumer, count)
+    part = dq_part(consumer.dscores, (count + 1) & 1, consumer.rings.k, count >> 30, WARPGROUP, PARTS)
+    part = warpgroup_mma_wait(0, [part])
+    stage_dq(part, consumer, WARPGROUP)
+    fence_async_shared()
+    sync_warps()
+    add_dq(consumer, work, count, tile, head, WARPGROUP)
+
+
+@gluon.jit
+@no_type_check
 def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.constexpr):
-    """Add one tile of rows (64 or 128) to dK, dV and the sums of dQ."""
+    """Add one tile of rows (64 or 128) to dK and dV, and dQ of the step before to its sums.
+
+    A warpgroup therefore does not wait for the other's dSᵀ of the same step, and stores dQ while dV and dK are computed.
+    """
     rings = consumer.rings
     dscores = consumer.dscores
     PARTS: gl.constexpr = consumer.problem.BLOCK_M // ROWS
     OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
-    BLOCK_D: gl.constexpr = rings.k.COLUMNS
     STAGES: gl.constexpr = rings.q.STAGES
     stage = count & 1
     at = tile * (ROWS * PARTS)
     first = count * PARTS
+    slot = first % STAGES
     masked = (tile < work.whole) | (tile >= work.split)
     # Always 0, which the compiler cannot know: otherwise it would keep the addresses of all later accesses in registers.
     zero = count >> 30
@@ -280,73 +348,40 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
     dout = rings.dout.take(first)
     dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     if PARTS == 1:
-        dscore, dv = fold(
-            scores=scores,
-            dweights=dweights,
-            dv=dv,
-            dout=dout,
-            consumer=consumer,
-            slot=first % STAGES,
-            at=at,
-            masked=masked,
-            low=low,
-            high=high,
-            WEIGHTS=OF_V,
-            AFTER=1,
-        )
+        weights, dv = weigh(scores, dv, dout, consumer, slot, at, masked, low, high, OF_V, AFTER=1)
+        dweights = warpgroup_mma_wait(1, [dweights])
+        dscore = slope(weights, dweights, consumer, slot)
+        await_dscores(consumer, count)
+        part = dq_part(dscores, stage ^ 1, rings.k, zero, WARPGROUP, PARTS)
         dscores.index(stage * 2 + WARPGROUP).store(dscore)
     else:
         late_q = rings.q.take(first + 1)
         late_scores = warpgroup_mma(k, late_q.permute([1, 0]), none, use_acc=False, is_async=True)
-        dscore, dv = fold(
-            scores=scores,
-            dweights=dweights,
-            dv=dv,
-            dout=dout,
-            consumer=consumer,
-            slot=first % STAGES,
-            at=at,
-            masked=masked,
-            low=low,
-            high=high,
-            WEIGHTS=OF_V,
-            AFTER=2,
-        )
+        weights, dv = weigh(scores, dv, dout, consumer, slot, at, masked, low, high, OF_V, AFTER=2)
+        dweights = warpgroup_mma_wait(2, [dweights])
+        dscore = slope(weights, dweights, consumer, slot)
         dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
+        await_dscores(consumer, count)
         dscores.index(stage * 4 + WARPGROUP).store(dscore)
         q = late_q
         dout = rings.dout.take(first + 1)
         dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
-        dscore, dv = fold(
-            scores=late_scores,
-            dweights=dweights,
-            dv=dv,
-            dout=dout,
-            consumer=consumer,
-            slot=(first + 1) % STAGES,
-            at=at + ROWS,
-            masked=masked,
-            low=low,
-            high=high,
-            WEIGHTS=OF_V,
-            AFTER=1,
-        )
+        slot = (first + 1) % STAGES
+        weights, dv = weigh(late_scores, dv, dout, consumer, slot, at + ROWS, masked, low, high, OF_V, AFTER=3)
+        dweights = warpgroup_mma_wait(1, [dweights])
+        # Registers have room for dQ now: the operands of the products before are free.
+        part = dq_part(dscores, stage ^ 1, rings.k, zero, WARPGROUP, PARTS)
+        dscore = slope(weights, dweights, consumer, slot)
         dscores.index(stage * 4 + 2 + WARPGROUP).store(dscore)
-    fence_async_shared()
-    mbarrier.arrive(consumer.filled.index(stage))
-    mbarrier.wait(consumer.filled.index(stage), count // 2 & 1)
-    part = dq_part(dscores, stage, rings.k, zero, WARPGROUP, PARTS)
     dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
     part, dv = warpgroup_mma_wait(1, [part, dv])
-    tma.store_wait(0)
-    # The warps synchronize before they arrive: the tile that the store read is free.
     for index in gl.static_range(PARTS):
         rings.dout.release(first + index)
-    mine = consumer.staging.index(WARPGROUP)
-    mine.reshape([ROWS, ROWS]).store(in_order(part))
+    stage_dq(part, consumer, WARPGROUP)
+    # One fence and one barrier for both: dSᵀ of this step is stored, and that of the step before has been read.
     fence_async_shared()
-    sync_warps()
-    add_tile(consumer.sums_desc, [head, (work.padded + at) * (BLOCK_D // ROWS) + WARPGROUP * ROWS, 0], mine)
+    mbarrier.arrive(consumer.filled.index(stage))
+    add_dq(consumer, work, count, tile, head, WARPGROUP)
     dk = warpgroup_mma_wait(0, [dk])
     for index in gl.static_range(PARTS):
         rings.q.release(first + index)
