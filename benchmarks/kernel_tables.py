@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,6 +65,10 @@ LADDER = {
 """Steps of the flash forward by head dim; of what a race of them has measured, each is held against the one before."""
 
 
+FLASH_PEERS = {"fwd": (flash.CUDNN, flash.FA2, flash.FA3), "bwd": (flash.CUDNN, flash.FA3_BACKWARD)}
+"Columns of the tables of our FlashAttention, by mode."
+
+
 def flash_rows(run: Run, mode: str, ours: str = "flash-triton") -> list[list[str]]:
     """A row a shape of one mode: dims, length, mask, TFLOP/s of ours and the peers, then the bar and the aim."""
     found = []
@@ -71,9 +76,7 @@ def flash_rows(run: Run, mode: str, ours: str = "flash-triton") -> list[list[str
         if row.mode != mode:
             continue
         bar = flash.bar_of(row.mode, row.headdim, row.seqlen)
-        peers = [
-            _tflops(row.peers[name][0]) if name in row.peers else "" for name in (flash.CUDNN, flash.FA2, flash.FA3)
-        ]
+        peers = [_tflops(row.peers[name][0]) if name in row.peers else "" for name in FLASH_PEERS[mode]]
         found.append(
             [
                 str(row.headdim),
@@ -85,6 +88,28 @@ def flash_rows(run: Run, mode: str, ours: str = "flash-triton") -> list[list[str
                 *held(row, bar.aim),
             ]
         )
+    return found
+
+
+def few_rows(run: Run) -> list[list[str]]:
+    """A row a case of dense HSTU: dims, rows, rounds over 132 SMs of tiles of 128 rows, both times, and the gain."""
+    found = []
+    groups: dict[str, list[Record]] = {}
+    for record in run.records:
+        groups.setdefault(record.group, []).append(record)
+    for records in groups.values():
+        case = records[0].case
+        by_rows = {
+            rows: one
+            for one in records
+            for rows in (128, 192)
+            if one.time and any(re.match(rf"forward {rows}x(?!.*parts)", note) for note in one.notes)
+        }
+        tiles = case["batch"] * case["nheads"] * -(-case["seqlen"] // 128)
+        large, small = (by_rows[rows] for rows in (192, 128))
+        times = [f"{1e3 * one.time.median_ms:.1f}" for one in (large, small) if one.time]
+        gain = flash.ratio_of(large, small)[0]
+        found.append([str(case["attn_dim"]), str(case["seqlen"]), str(-(-tiles // 132)), *times, f"{gain:.2f}x"])
     return found
 
 
@@ -192,11 +217,11 @@ def ours_rows(runs: Mapping[str, Run]) -> list[list[str]]:
     """A row a kernel of ours and shape: kernel, shape, TFLOP/s, the fastest peer, its TFLOP/s, ours over it.
 
     Args:
-        runs: `flash fwd`, `flash bwd`, `dense fwd`, `dense bwd` and `sparse fwd`.
+        runs: `flash fwd`, `flash bwd`, `flash bwd 256`, `dense fwd`, `dense bwd` and `sparse fwd`.
     """
     found = []
-    for mode in ("fwd", "bwd"):
-        for row in flash.rows_of(runs[f"flash {mode}"], ["flash-triton"]):
+    for name, mode in (("flash fwd", "fwd"), ("flash bwd", "bwd"), ("flash bwd 256", "bwd")):
+        for row in flash.rows_of(runs[name], ["flash-triton"]):
             if row.mode == mode and row.seqlen == 4096 and row.causal and row.peers:
                 peer = max(row.peers, key=lambda name: row.peers[name][0])
                 found.append(

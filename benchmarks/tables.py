@@ -562,24 +562,14 @@ def tuner_card(say: Say, path: Path) -> str:
 def flash_kernels(mode: str) -> Callable[..., str]:
     """Our FlashAttention beside its peers, in one mode."""
 
-    def render(say: Say, path: Path) -> str:
+    def render(say: Say, *paths: Path) -> str:
         import kernel_tables
 
-        run = kernel_tables.load(path)
-        words = (
-            "head dim",
-            "length",
-            "mask",
-            "ours",
-            "`sdpa-cudnn`",
-            "`sdpa-flash`",
-            "`fa3-fwd`",
-            "bar",
-            "met",
-            "aim",
-            "met",
-        )
-        return measured_kernels(say, words, kernel_tables.flash_rows(run, mode), run, kernel_tables.clock(run, mode))
+        runs = [kernel_tables.load(path) for path in paths]
+        peers = [f"`{name}`" for name in kernel_tables.FLASH_PEERS[mode]]
+        words = ("head dim", "length", "mask", "ours", *peers, "bar", "met", "aim", "met")
+        rows = [row for run in runs for row in kernel_tables.flash_rows(run, mode)]
+        return measured_kernels(say, words, rows, runs[0], kernel_tables.clock(runs[0], mode))
 
     return render
 
@@ -709,6 +699,18 @@ def hstu_sparse(say: Say, *paths: Path) -> str:
     return measured_kernels(say, words, kernel_tables.bsa_rows(run), run, kernel_tables.clock(run, mode))
 
 
+def hstu_few(say: Say, *paths: Path) -> str:
+    """Calls of dense HSTU with few query tiles: tiles of 128 rows beside those of 192."""
+    import kernel_tables
+
+    runs = [kernel_tables.load(path) for path in paths]
+    words = ("dims", "rows", "rounds of tiles of 128 rows", "of 192 rows, µs", "of 128 rows, µs", "gain")
+    rows = sorted(
+        (row for run in runs for row in kernel_tables.few_rows(run)), key=lambda row: [int(x) for x in row[:2]]
+    )
+    return measured_kernels(say, words, rows, runs[0], kernel_tables.clock(runs[0], "fwd"))
+
+
 def hstu_uneven(say: Say, path: Path) -> str:
     """Our dense HSTU forward over uneven lengths, beside whole sequences of the same work."""
     import kernel_tables
@@ -720,7 +722,8 @@ def hstu_uneven(say: Say, path: Path) -> str:
 
 OURS = {
     "flash fwd": "flash-fwd-h200.json",
-    "flash bwd": "flash-h200.json",
+    "flash bwd": "flash-bwd-h200.json",
+    "flash bwd 256": "flash-bwd-256-h200.json",
     "dense fwd": "hstu-dense-fwd-h200.json",
     "dense bwd": "hstu-dense-bwd-h200.json",
     "sparse fwd": "hstu-bsa-fwd-h200.json",
@@ -910,16 +913,17 @@ def sparse_peers(say: Say, path: Path) -> str:
 
 
 def sparse_table(rows_of: str, *options: Any) -> Callable[..., str]:
-    """A table that a function of `sparse_tables` makes of a run."""
+    """A table that a function of `sparse_tables` makes of a run, or of several runs of the same cards and backends."""
 
-    def render(say: Say, path: Path) -> str:
+    def render(say: Say, *paths: Path) -> str:
         import kernel_tables
         import sparse_tables
 
         from attnbench.presentation.sparse import break_even
         from attnbench.record import to_dict
 
-        run = kernel_tables.load(path)
+        runs = [kernel_tables.load(path) for path in paths]
+        run = replace(runs[0], records=[record for one in runs for record in one.records])
         head, rows = getattr(sparse_tables, rows_of)(run, *options)
         said = [f"- {sentence}" for sentence in break_even(run.records)]
         end = [where(to_dict(run.environments[0]), say)]
@@ -1048,7 +1052,9 @@ LOADS = (
     "load-bench-h200.json",
     "load-bench-graph-h200.json",
 )
-OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "128k", "hstu"))
+FEW = ("128-1024", "128-2048", "128-6144", "128-12288", "64-2048", "64-4096", "64-8192")
+"Calls of dense HSTU with few query tiles: dims and rows."
+OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "gqa", "128k", "hstu-long", "hstu"))
 """Context-parallel attention; a run of each part of the suite."""
 TABLES = {
     "backends": Table((), backends),
@@ -1060,7 +1066,13 @@ TABLES = {
     "overhead-h200": Table(("overhead-h200.json",), overhead),
     "ours-h200": Table(tuple(OURS.values()), our_kernels),
     "flash-fwd-h200": Table(("flash-fwd-h200.json",), flash_kernels("fwd")),
-    "flash-bwd-h200": Table(("flash-h200.json",), flash_kernels("bwd")),
+    "flash-bwd-h200": Table(
+        tuple(f"flash-bwd{dims}-h200.json" for dims in ("", "-96", "-256", "-256-full")), flash_kernels("bwd")
+    ),
+    "hstu-few-h200": Table(
+        tuple(f"hstu-few-{name}-h200.json" for name in (*FEW, *(f"parts-{rows}" for rows in (4096, 8192, 16384)))),
+        hstu_few,
+    ),
     "flash-ladder-h200": Table(("flash-forms-h200.json",), flash_ladder),
     "flash-sparse-h200": Table(("flash-sparse-h200.json",), flash_sparse),
     "flash-sparse-forms-h200": Table(("flash-sparse-h200.json",), flash_sparse_forms),
@@ -1092,8 +1104,12 @@ TABLES = {
     "serving-host-hits-h200": Table(("hstu-serving-host-hits-h200.json",), serving_host_hits),
     "serving-stack-h200": Table(("serving-stack-h200.json",), serving_stack),
     "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
+    "sparse-predictors-h200": Table(("sparse-predictors-h200.json",), sparse_peers),
     "sparse-h200": Table(("sparse-h200.json",), sparse_table("sweep")),
-    "sparse-length-h200": Table(("sparse-length-h200.json",), sparse_table("lengths")),
+    "sparse-densities-h200": Table(("sparse-densities-h200.json",), sparse_table("sweep")),
+    "sparse-length-h200": Table(
+        ("sparse-length-h200.json", "sparse-length-between-h200.json"), sparse_table("lengths")
+    ),
     "quant-h200": Table(("quant-h200.json",), sparse_table("quantised")),
     "quant-errors-h200": Table(("quant-h200.json",), sparse_table("distances", 4096)),
     "load-h200": Table(LOADS, loads),

@@ -45,6 +45,7 @@ class FlashAttn3(FlashBackend):
 
     name = "flash-attn-3"
     title = "FlashAttention 3"
+    tested = "NVIDIA H200, torch 2.11"
     install = (
         "MAX_JOBS={max_jobs} pip install --no-build-isolation "
         "'git+https://github.com/Dao-AILab/flash-attention.git@v2.8.3#subdirectory=hopper'"
