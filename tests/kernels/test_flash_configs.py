@@ -23,7 +23,7 @@ from attnbench.kernels.flash.config.space import (
     shared_bytes,
     space,
 )
-from attnbench.kernels.shared.configs import Grid
+from attnbench.kernels.shared.tiling import Grid
 
 LONG = Shape(dim=128, dim_v=128, seqlen_q=4096, seqlen_k=4096)
 FEW = Shape(dim=128, dim_v=128, seqlen_q=1, seqlen_k=8192, repeats=4)

@@ -15,6 +15,7 @@ from attnbench.kernels.hstu.dense import backward as hstu_dense_backward
 from attnbench.kernels.hstu.dense import calls
 from attnbench.kernels.hstu.dense import configs as hstu_dense_configs
 from attnbench.kernels.hstu.dense import forward as hstu_dense_forward
+from attnbench.kernels.hstu.dense import problem as hstu_problem
 from attnbench.kernels.hstu.dense.hopper import backward as hstu_hopper_backward
 from attnbench.kernels.hstu.dense.hopper import backward_wide as hstu_hopper_backward_wide
 from attnbench.kernels.hstu.dense.hopper.tiles import LEAST_ALPHA
@@ -169,10 +170,10 @@ def test_a_call_and_its_name_choose_by_the_same_grid(monkeypatch):
         {"batch": 1, "seqlen": 4096, "nheads": 4, "attn_dim": 128, "linear_dim": 128, "dtype": "bf16", "causal": True}
     )
     named = HstuTriton().shape(case, (9, 0))
-    monkeypatch.setattr(calls, "processors", lambda x: 132)
+    monkeypatch.setattr(hstu_problem, "processors", lambda x: 132)
     q, k, v = (torch.empty(4096, 4, 128, dtype=torch.bfloat16, device="meta") for _ in range(3))
     offsets = torch.empty(2, dtype=torch.int32, device="meta")
     problem = calls.problem_of(q, k, v, offsets, None, None, 4096, None, None, None, True, 0, None)
-    config = hstu_dense.default_forward(q, k, v, 4096, grid=calls._grid(q, problem))
+    config = hstu_dense.default_forward(q, k, v, 4096, grid=problem.grid(q))
     assert config == hstu_dense_configs.hopper_forward_config((9, 0), 2, 128, 128, 4096, named.grid)
     assert config.block_m == 128

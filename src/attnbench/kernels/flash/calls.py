@@ -30,11 +30,10 @@ from attnbench.kernels.flash.problem import (
     takes_tma,
 )
 from attnbench.kernels.shared.card import capability_of, processors
-from attnbench.kernels.shared.configs import Grid
 from attnbench.kernels.shared.gradients import Differentiable, copied, once, unreadable
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import as_float, check_flags, lies_in_rows
-from attnbench.kernels.shared.tiling import block_of
+from attnbench.kernels.shared.tiling import Grid, block_of
 
 WHO = "flash_attention"
 _Config = TypeVar("_Config", ForwardConfig, BackwardConfig)

@@ -31,9 +31,11 @@ from functools import cache, lru_cache
 from itertools import takewhile
 from operator import contains, eq, ge, le
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
-__all__ = ["Defaults", "Grid", "LaunchConfig", "NoDefaultError", "Spelled", "nearest"]
+from attnbench.kernels.shared.tiling import Grid
+
+__all__ = ["Defaults", "LaunchConfig", "NoDefaultError", "Spelled", "nearest"]
 
 _NUMBER = {int: r"\d{1,9}", float: r"\d{1,9}(?:\.\d{1,9})?"}
 _AUTO = "auto"
@@ -278,22 +280,6 @@ def _parse(cls: Any, text: str, spelled: bool) -> Any:
 
 class NoDefaultError(LookupError):
     """A table of defaults has no row that matches."""
-
-
-class Grid(NamedTuple):
-    """What tiles of queries a call has, and on how many SMs."""
-
-    heads: int
-    "query heads of all sequences"
-    seqlen_q: int
-    "most queries of a sequence"
-    processors: int = 132
-    "SMs of the card; those of an H100 or H200 in SXM form"
-
-    def rounds(self, config: Any) -> int:
-        """Rounds over the SMs that the tiles of a configuration with `block_m` rows take, rounded up."""
-        rounds: int = -(-self.heads * -(-self.seqlen_q // config.block_m) // self.processors)
-        return rounds
 
 
 class Defaults:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FEW = 4
 "Work items of a program in the grid `few`, which share its start and end."
@@ -16,6 +16,22 @@ def block_of(dim: int) -> int:
 def group_of(pair_bytes: int, section_mib: float, pairs: int) -> int:
     """(sequence, head) pairs whose reread tensors fit into this much L2; at least one."""
     return max(1, min(pairs, int(section_mib * 2**20) // max(1, pair_bytes)))
+
+
+class Grid(NamedTuple):
+    """What tiles of queries a call has, and on how many SMs."""
+
+    heads: int
+    "query heads of all sequences"
+    seqlen_q: int
+    "most queries of a sequence"
+    processors: int = 132
+    "SMs of the card; those of an H100 or H200 in SXM form"
+
+    def rounds(self, config: Any) -> int:
+        """Rounds over the SMs that the tiles of a configuration with `block_m` rows take, rounded up."""
+        rounds: int = -(-self.heads * -(-self.seqlen_q // config.block_m) // self.processors)
+        return rounds
 
 
 class GridShares(NamedTuple):

@@ -9,7 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
-from attnbench.kernels.shared.configs import Defaults, Grid
+from attnbench.kernels.shared.configs import Defaults
+from attnbench.kernels.shared.tiling import Grid
 
 __all__ = ["TABLE", "forward_config"]
 

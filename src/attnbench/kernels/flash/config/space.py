@@ -12,8 +12,8 @@ from itertools import product
 
 from attnbench.kernels.flash.config.decode import is_decode
 from attnbench.kernels.flash.config.forward import DECODE, HOPPER, WARPGROUPS, WORDS, ForwardConfig, parse
-from attnbench.kernels.shared.configs import Grid
 from attnbench.kernels.shared.configs import nearest as closest
+from attnbench.kernels.shared.tiling import Grid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

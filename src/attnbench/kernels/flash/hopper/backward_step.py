@@ -348,7 +348,19 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
     dout = rings.dout.take(first)
     dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     if PARTS == 1:
-        weights, dv = weigh(scores, dv, dout, consumer, slot, at, masked, low, high, OF_V, AFTER=1)
+        weights, dv = weigh(
+            scores=scores,
+            dv=dv,
+            dout=dout,
+            consumer=consumer,
+            slot=slot,
+            at=at,
+            masked=masked,
+            low=low,
+            high=high,
+            WEIGHTS=OF_V,
+            AFTER=1,
+        )
         dweights = warpgroup_mma_wait(1, [dweights])
         dscore = slope(weights, dweights, consumer, slot)
         await_dscores(consumer, count)
@@ -357,7 +369,19 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
     else:
         late_q = rings.q.take(first + 1)
         late_scores = warpgroup_mma(k, late_q.permute([1, 0]), none, use_acc=False, is_async=True)
-        weights, dv = weigh(scores, dv, dout, consumer, slot, at, masked, low, high, OF_V, AFTER=2)
+        weights, dv = weigh(
+            scores=scores,
+            dv=dv,
+            dout=dout,
+            consumer=consumer,
+            slot=slot,
+            at=at,
+            masked=masked,
+            low=low,
+            high=high,
+            WEIGHTS=OF_V,
+            AFTER=2,
+        )
         dweights = warpgroup_mma_wait(2, [dweights])
         dscore = slope(weights, dweights, consumer, slot)
         dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
@@ -367,7 +391,19 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
         dout = rings.dout.take(first + 1)
         dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
         slot = (first + 1) % STAGES
-        weights, dv = weigh(late_scores, dv, dout, consumer, slot, at + ROWS, masked, low, high, OF_V, AFTER=3)
+        weights, dv = weigh(
+            scores=late_scores,
+            dv=dv,
+            dout=dout,
+            consumer=consumer,
+            slot=slot,
+            at=at + ROWS,
+            masked=masked,
+            low=low,
+            high=high,
+            WEIGHTS=OF_V,
+            AFTER=3,
+        )
         dweights = warpgroup_mma_wait(1, [dweights])
         # Registers have room for dQ now: the operands of the products before are free.
         part = dq_part(dscores, stage ^ 1, rings.k, zero, WARPGROUP, PARTS)

@@ -20,7 +20,6 @@ from attnbench.kernels.hstu.dense.configs import (
     forward_config,
     hopper_columns_config,
     hopper_forward_config,
-    triangle_grid,
 )
 from attnbench.kernels.hstu.dense.forward import launch_forward
 from attnbench.kernels.hstu.dense.hopper.tiles import LEAST_ALPHA
@@ -36,12 +35,12 @@ from attnbench.kernels.hstu.dense.problem import (
     default_alpha,
     wrong,
 )
-from attnbench.kernels.shared.card import capability_of, processors
-from attnbench.kernels.shared.configs import Grid
+from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.gradients import Differentiable, copied, once, unreadable
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
 from attnbench.kernels.shared.limits import check_flags
+from attnbench.kernels.shared.tiling import Grid
 
 
 def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, grid: Grid | None = None) -> ForwardConfig:
@@ -137,17 +136,6 @@ def _precise(config: BackwardConfig, dtype: torch.dtype) -> BackwardConfig:
 
 def _shape(q: Tensor, v: Tensor) -> tuple[tuple[int, int], int, int]:
     return _capability(q), q.element_size(), max(q.shape[2], v.shape[2])
-
-
-def _grid(q: Tensor, problem: Problem) -> Grid | None:
-    return triangle_grid(
-        problem.batch * q.shape[1],
-        problem.max_seqlen_q,
-        causal=problem.causal,
-        cached=problem.offsets_q is not None,
-        windowed=problem.max_attn_len is not None,
-        processors=processors(q),
-    )
 
 
 def _capability(x: Tensor) -> tuple[int, int]:
@@ -367,7 +355,7 @@ def _configs(
     for name, given, kind in (("forward", forward, ForwardConfig), ("backward", backward, BackwardConfig)):
         if given is not None and not isinstance(given, kind):
             raise wrong(name, repr(given)[:40], f"is of type {type(given).__name__}", f"a {kind.__name__}, or None")
-    forward = forward or default_forward(q, k, v, problem.max_seqlen, grid=_grid(q, problem))
+    forward = forward or default_forward(q, k, v, problem.max_seqlen, grid=problem.grid(q))
     backward = backward or default_backward(
         q, k, v, problem.max_seqlen, deterministic=deterministic, alpha=problem.alpha
     )
@@ -431,7 +419,7 @@ def attend_parts(
             max_attn_len=None,
         )
         check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
-        config = default_forward(q, k, v, problem.max_seqlen, grid=_grid(q, problem))
+        config = default_forward(q, k, v, problem.max_seqlen, grid=problem.grid(q))
         launches = Launches(partial(_run_parts, _without_tensors(problem), config))
         call = PARTS.keep(key, _PartsCall(launches, 1 / problem.scaling_seqlen, config.hopper))
     (sums,) = call.launches(q, k, v, offsets, offsets_q)

@@ -7,11 +7,12 @@ kernels have tables of their own, because these kernels do not support every pro
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from attnbench.kernels.shared.configs import Defaults, Grid, LaunchConfig, Spelled
+from attnbench.kernels.shared.configs import Defaults, LaunchConfig, Spelled
+from attnbench.kernels.shared.tiling import Grid
 
 LARGEST_PARTS = 1024
 "Most parts that keys are split into."
@@ -142,6 +143,7 @@ HOPPER_SHARED_BYTES = 227 * 1024 - 1024
 "Shared memory of a program on sm_90 (CUDA programming guide, compute capabilities), minus room for barriers."
 
 
+@lru_cache(maxsize=256)  # configurations and dims, of which a program has few
 def hopper_fault(
     config: ForwardConfig, *, capability: tuple[int, int] | None, item_bytes: int, attn_dim: int, linear_dim: int
 ) -> str | None:

@@ -22,8 +22,9 @@ from attnbench.kernels.hstu.dense.configs import (
     hopper_fault,
     hopper_forward_config,
 )
-from attnbench.kernels.shared.configs import Grid, nearest
+from attnbench.kernels.shared.configs import nearest
 from attnbench.kernels.shared.family import Family, Part, Values
+from attnbench.kernels.shared.tiling import Grid
 
 _Kind = type[ForwardConfig] | type[ColumnConfig] | type[RowConfig]
 _Tiles = tuple[int, int, int, int]

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.hstu.arguments import Sequences
-from attnbench.kernels.shared.card import capability_of, takes_compiled
+from attnbench.kernels.hstu.dense.configs import triangle_grid
+from attnbench.kernels.shared.card import capability_of, processors, takes_compiled
 from attnbench.kernels.shared.counts import describes, rows_in
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, extent_fault, is_whole
-from attnbench.kernels.shared.tiling import block_of
+from attnbench.kernels.shared.tiling import Grid, block_of
 
 WHO = "hstu_attention"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -55,6 +56,17 @@ class Problem:
     def sequences(self) -> Sequences:
         """Where the sequences lie, as kernels take it."""
         return Sequences(offsets_ptr=self.offsets, offsets_q_ptr=self.offsets_q, num_targets_ptr=self.num_targets)
+
+    def grid(self, q: Tensor) -> Grid | None:
+        """The call's `triangle_grid`, on the card of the queries [Tq, H, D]."""
+        return triangle_grid(
+            self.batch * q.shape[1],
+            self.max_seqlen_q,
+            causal=self.causal,
+            cached=self.offsets_q is not None,
+            windowed=self.max_attn_len is not None,
+            processors=processors(q),
+        )
 
     def flags(self) -> dict[str, Any]:
         """Compile-time constants of a kernel that come from the mask."""
