@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+import torch
 
 from attnbench.backends.base import Machine
+from attnbench.backends.dense import largest_term
 from attnbench.backends.registry import all_backends, resolve
 from attnbench.check.examine import examine
 from attnbench.check.reference import References
@@ -121,3 +123,18 @@ def test_right_through_the_seam_with_three_phases(values, kind):
         assert launch.notes == ("forward m64n64w4s1; quantisation is part of the call",)
         for phase in launch.phases.values():
             phase()
+
+
+@pytest.mark.parametrize(("keys", "rows"), [(64, 32768), (256, 32768), (1024, 8192)])
+def test_the_largest_error_of_rounded_weights_and_values_is_below_a_sixteenth_of_the_largest_term(keys, rows):
+    draw = torch.Generator().manual_seed(keys)
+    values = torch.randn(keys, 32, generator=draw)
+    step = values.abs().amax(0) / 448
+    rounded = (values / step).to(torch.float8_e4m3fn).float() * step
+    scores = torch.randn(rows, keys, generator=draw)
+    weights = (scores - scores.amax(1, keepdim=True)).exp()
+    total = weights.sum(1, keepdim=True)
+    exact = weights @ values / total
+    error = (weights.mul(256).to(torch.float8_e4m3fn).float() / 256 @ rounded / total - exact).abs().max()
+    limit = largest_term(keys, rows * 32) / 16 * exact.square().mean().sqrt()
+    assert 0.25 * limit < error < limit

@@ -6,6 +6,7 @@ with the limit in the message.  Nothing is ever converted silently to something 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -133,6 +134,19 @@ class DenseBackend(Backend[AttentionCase, "AttentionInputs"]):
         """
         super().check(case, machine)
         self.limits.check(self.name, case, machine)
+
+
+def largest_term(keys: float, outputs: float) -> float:
+    """Return the largest weight times value in any of the sums over `keys`, relative to the outputs' root mean square.
+
+    An output of 8-bit attention is off by at least the rounding of its largest term.  For independent normal scores and
+    values a score s and a value v are both met among the keys · outputs terms if (s² + v²) / 2 is at most their
+    logarithm; v exp(s) is largest there at v² = s.  A row's other weights add up to keys · exp(1/2), and the mean square
+    of the outputs is e / keys.
+    """
+    score = ((1 + 8 * math.log(max(keys * outputs, 1.0))) ** 0.5 - 1) / 2
+    weight = math.exp(score) / (keys * math.exp(0.5))
+    return weight / (1 + weight) * score**0.5 * (keys / math.e) ** 0.5
 
 
 def one_value(case: AttentionCase) -> float:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Budget, Launch
-from attnbench.backends.dense import DenseBackend, Limits
+from attnbench.backends.dense import DenseBackend, Limits, largest_term
 from attnbench.backends.mask import Mask
 from attnbench.backends.our_triton import OurTriton
 from attnbench.workloads.attention.case import AttentionCase
@@ -50,10 +50,11 @@ class FlashQuant(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
         """Weights and values have 4 bits, so each is off by up to 1/16, and an output by 4 % of its own size.
 
         The recipe written in torch has that error; its largest error is a fifth of the output's root mean
-        square at 4096 keys.  Under a causal mask a row of few keys is off by 1/16 of a value, up to 0.35, which
-        is sqrt(S / H_S) times as large in units of that mean.
+        square at 4096 keys and few rows, and a sixteenth of the largest term with many.  Under a causal mask a row of few
+        keys is off by 1/16 of a value, up to 0.35, which is sqrt(S / H_S) times as large in units of that mean.
         """
-        largest = 0.5
+        outputs = case.batch * case.seqlen * case.nheads * case.headdim_v
+        largest = max(0.5, largest_term(case.seqlen_k, outputs) / 16)
         if Mask.of(case).causal:
             harmonic = sum(1 / n for n in range(1, case.seqlen_k + 1))
             largest = max(largest, 0.35 * (case.seqlen_k / harmonic) ** 0.5)

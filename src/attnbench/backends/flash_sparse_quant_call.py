@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Preparing
+from attnbench.backends.dense import largest_term
 from attnbench.backends.sparse import Following
 from attnbench.workloads.sparse.patterns import block_map, spans, visible_pairs
 
@@ -22,7 +23,8 @@ def largest_error(case: SparseCase, *, given: bool) -> float:
     """Return the largest error of an output, in units of the root mean square of all.
 
     Weights and values have 4 bits.  With n keys an output of normal values has the size 1 / sqrt(n) and is off by up to
-    half of that, or up to 0.35 for small n: the error of `flash-quant` in the row with the fewest keys.  If the map is
+    half of that, or up to 0.35 for small n, or by a sixteenth of its largest term, which weighs most in the row with the
+    fewest keys.  If the map is
     predicted and not the case's own, a row may have a single block, and an output is at least as large as that of
     dense attention.
     """
@@ -38,7 +40,11 @@ def largest_error(case: SparseCase, *, given: bool) -> float:
     mean_square = np.where(seen, queries[:, 0] / np.where(seen, keys, 1), 0).sum() / (
         case.seqlen * kept.shape[0] * kept.shape[1]
     )
-    return max(0.5, min(0.35, 0.5 / fewest**0.5) / float(mean_square) ** 0.5)
+    largest = min(0.35, 0.5 / fewest**0.5) / float(mean_square) ** 0.5
+    if case.causal:
+        return max(0.5, largest)
+    outputs = case.batch * case.seqlen * case.nheads * case.headdim
+    return max(0.5, largest, largest_term(fewest, outputs) / 16 / (fewest * float(mean_square)) ** 0.5)
 
 
 class SparseQuantCall:
