@@ -126,10 +126,20 @@ class Bench:
                 self._serve(part)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what was measured before the first load: the times of both ways of a host hit, if they decide."""
-        reload = None if self.engine.cache is None else self.engine.cache.reload
-        words = getattr(reload, "words", None)  # `HostHits` imports torch
-        return () if words is None else (f"on host hit: {words()}",)
+        """Return what is known before the first load: host memory too small, the times of both ways of a host hit."""
+        cache = self.engine.cache
+        if cache is None:
+            return ()
+        found, pages, host_pages = [], cache.pool.shape[1], cache.host.shape[1]
+        if 0 < host_pages <= pages:
+            found.append(
+                f"host memory has {host_pages} pages, the pool {pages}: users in the pool are in host memory too, so few "
+                f"users that leave the pool are left there"
+            )
+        words = getattr(cache.reload, "words", None)  # `HostHits` imports torch
+        if words is not None:
+            found.append(f"on host hit: {words()}")
+        return tuple(found)
 
     # ── one load ───────────────────────────────────────────────────────────────────────────────────
 
