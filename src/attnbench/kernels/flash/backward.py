@@ -51,9 +51,9 @@ class Workspace:
     """Workspace of a backward; its contents before a call do not matter."""
 
     stats: Tensor
-    "fp32 [2, H, rows]: -lse / scale and -delta"
+    "fp32 [2, H, rows]: -lse / scale (with `BackwardConfig.base_2` -lse log2(e)) and -delta"
     sums: Tensor | None
-    "fp32 [H, rows, D]: where atomics accumulate dQ; with the order `ws` in the tiles of `backward_rows.place_in_part`"
+    "fp32 [H, rows, D]: where atomics accumulate dQ; with the order `ws` in the tiles of `backward_rows.in_rows`"
 
 
 def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int | RowCount:
@@ -155,6 +155,7 @@ def _prepare(
         PACKED=problem.packed,
         ATOMIC=not config.deterministic,
         DEPENDENT=config.order == "ws",
+        BASE_2=config.base_2,
         num_warps=8 if pad * block_of(dim_v) > 4096 else 4,
     )
 

@@ -105,21 +105,28 @@ class Ring:
 
     @gluon.jit
     @no_type_check
-    def fill(self, count, desc, start, rows, first, head, EXTRA_BYTES: gl.constexpr = 0, column=0):
+    def fill(
+        self, count, desc, start, rows, first, head, EXTRA_BYTES: gl.constexpr = 0, column=0, AWAIT: gl.constexpr = True
+    ):
         """Load rows from `first` of a sequence with `rows` rows that begins at row `start`, when a stage is free.
 
-        The caller then loads EXTRA_BYTES on the same mbarrier.
+        The caller then loads EXTRA_BYTES on the same mbarrier.  Without AWAIT the stage is known to be free: it is released
+        with that of another ring.
         """
-        tile, barrier = self.begin(count, EXTRA_BYTES)
+        tile, barrier = self.begin(count, EXTRA_BYTES, AWAIT)
         load_tile(desc, coordinates(start, rows, first, head, column), barrier, tile)
 
     @gluon.jit
     @no_type_check
-    def begin(self, count, EXTRA_BYTES: gl.constexpr = 0):
-        """Wait until the count-th tile's stage is free.  Returns the stage, and the mbarrier on which all of it is loaded."""
+    def begin(self, count, EXTRA_BYTES: gl.constexpr = 0, AWAIT: gl.constexpr = True):
+        """Wait until the count-th tile's stage is free, with AWAIT.
+
+        Returns the stage, and the mbarrier on which all of it is loaded.
+        """
         BYTES: gl.constexpr = self.tiles.numel // self.STAGES * self.tiles.dtype.primitive_bitwidth // 8
         stage = count % self.STAGES
-        mbarrier.wait(self.empty.index(stage), (count // self.STAGES & 1) ^ 1)
+        if AWAIT:
+            mbarrier.wait(self.empty.index(stage), (count // self.STAGES & 1) ^ 1)
         mbarrier.expect(self.full.index(stage), BYTES + EXTRA_BYTES)
         return self.tiles.index(stage), self.full.index(stage)
 

@@ -93,6 +93,11 @@ class BackwardConfig(LaunchConfig):
             return dim
         return 256 if self.columns.block_n == 64 else 8192 // self.columns.block_m
 
+    @property
+    def base_2(self) -> bool:
+        """Whether the workspace holds -lse log2(e), not -lse / scale: `ws` up to 64 dims, where a step has 128 rows."""
+        return self.order == "ws" and self.columns.block_m == 128
+
     def flags(self, tiles: Tiles) -> dict[str, Any]:
         """Compile-time constants of a kernel that come from its tiles."""
         return {

@@ -115,7 +115,9 @@ def produce(producer):
                 load_tile(
                     producer.stats_desc, [head, tile.padded + at], rings.q.full.index(stage), stats.leasts.index(stage)
                 )
-                rings.dout.fill(count, producer.dout_desc, tile.query_start, tile.queries, at, head, 4 * ROWS)
+                rings.dout.fill(
+                    count, producer.dout_desc, tile.query_start, tile.queries, at, head, 4 * ROWS, AWAIT=False
+                )
                 load_tile(
                     producer.stats_desc,
                     [heads + head, tile.padded + at],
@@ -304,7 +306,7 @@ def launch_hopper_columns(
         dk: like k; every row is written.
         dv: like v.
         stats: fp32 [2, H, rows] of the workspace, written by `flash_backward_prepare`.
-        sums: fp32 [H, rows, 64, 128 or 256] of the workspace, in the tiles of `portable.backward_rows.place_in_part`.
+        sums: fp32 [H, rows, 64, 128 or 256] of the workspace, in the tiles of `portable.backward_rows.in_rows`.
         problem: sequences, mask and scale.
         config: with the order `ws`.
 

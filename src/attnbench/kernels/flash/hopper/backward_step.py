@@ -41,7 +41,7 @@ class Statistics:
     """Row statistics in shared memory, with as many stages as the rings of Q and dO."""
 
     leasts: gl.shared_memory_descriptor
-    "-lse / scale"
+    "-lse / scale; up to 64 dims -lse log2(e)"
     deltas: gl.shared_memory_descriptor
     "-delta"
     numbers: gl.shared_memory_descriptor
@@ -206,7 +206,11 @@ def hide(scores, numbers, at, low, high, HAS_LEFT: gl.constexpr):
 def weigh(scores, dv, dout, consumer, slot, at, masked, low, high, WEIGHTS: gl.constexpr, AFTER: gl.constexpr):
     """P of 64 rows, and P dO added to dV.  AFTER products were issued after Sᵀ; they end in this order."""
     stats = consumer.stats
-    least = stats.leasts.index(slot).load(SCORES) * consumer.scale_log2
+    least = stats.leasts.index(slot).load(SCORES)
+    if consumer.problem.BLOCK_M == ROWS:
+        # Up to 64 dims the kernel before has done this: the assembler puts it, and the wait for `least`, between two
+        # products of dP, which delays them.  Above, where a warpgroup issues fewer products in a row, that is faster.
+        least *= consumer.scale_log2
     scores = warpgroup_mma_wait(AFTER, [scores])
     if masked:
         scores = hide(scores, stats.numbers, at, low, high, consumer.problem.mask.HAS_LEFT)
@@ -252,7 +256,7 @@ def dq_part(dscores, stage, k_ring, zero, WARPGROUP: gl.constexpr, PARTS: gl.con
 @gluon.jit
 @no_type_check
 def in_order(part):
-    """Reorder a tile [64, 64] of `SCORES` by registers and threads, as in `portable.backward_rows.place_in_part`.
+    """Reorder a tile [64, 64] of `SCORES` by registers and threads, as in `portable.backward_rows.in_rows`.
 
     Stored row by row, two rows of a warp would conflict in a shared-memory bank.
     """
@@ -411,14 +415,13 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
         dscores.index(stage * 4 + 2 + WARPGROUP).store(dscore)
     dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
     part, dv = warpgroup_mma_wait(1, [part, dv])
-    for index in gl.static_range(PARTS):
-        rings.dout.release(first + index)
     stage_dq(part, consumer, WARPGROUP)
     # One fence and one barrier for both: dSᵀ of this step is stored, and that of the step before has been read.
     fence_async_shared()
     mbarrier.arrive(consumer.filled.index(stage))
     add_dq(consumer, work, count, tile, head, WARPGROUP)
     dk = warpgroup_mma_wait(0, [dk])
+    # For dO too, of which the producer does not await the release: each costs a barrier of the warpgroup.
     for index in gl.static_range(PARTS):
         rings.q.release(first + index)
     return dk, dv

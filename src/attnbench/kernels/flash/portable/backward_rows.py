@@ -24,6 +24,8 @@ from attnbench.kernels.flash.tiles import (
 from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit(do_not_specialize=BACKWARD_COUNTS)
 @no_type_check
@@ -52,8 +54,11 @@ def flash_backward_prepare(
     PACKED: tl.constexpr,
     ATOMIC: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    BASE_2: tl.constexpr,
 ):
     """-lse / scale and -delta of a tile of rows; with ATOMIC also zeros where dQ is accumulated.
+
+    With BASE_2 -lse log2(e) instead of -lse / scale: to be added to scores which have been scaled.
 
     Rows that see no key and the padding rows between sequences get -inf and 0, so that their probabilities are 0.
     DEPENDENT: the next kernel may be launched before this one ends (programmatic dependent launch), and waits itself for
@@ -96,7 +101,7 @@ def flash_backward_prepare(
     none = float("-inf")
     lse = tl.load(lse_base + rows, mask=rows < queries, other=none)
     # A row without keys has lse -inf; negating it would make its probabilities infinite.
-    least = tl.where(lse == none, none, -lse / scale)
+    least = tl.where(lse == none, none, lse * -LOG2_E if BASE_2 else -lse / scale)
     row = tl.cast(head, tl.int64) * stats_rows + padded_start(number, query_start, queries, PACKED, PAD)
     tl.store(stats_ptr + row + rows, least)
     tl.store(stats_ptr + tl.cast(heads, tl.int64) * stats_rows + row + rows, -delta)
@@ -286,15 +291,14 @@ def flash_backward_rows(
 
 @triton.jit
 @no_type_check
-def place_in_part(rows, columns):
-    """Offset of a sum of dQ within its 64 rows, which are stored in the order in which four warps hold a product.
+def in_rows(part, COLUMNS: tl.constexpr):
+    """Sums of dQ of 64 rows, from the order in which four warps hold a product and store it.
 
     Columns are in groups of 8.  Within a group a warp has 16 rows, and a thread two adjacent columns of one row and of
     the row 8 below it.
     """
-    warp = rows // 16
-    thread = rows % 8 * 4 + columns % 8 // 2
-    return columns // 8 * 512 + warp * 128 + thread * 4 + rows % 16 // 8 * 2 + columns % 2
+    pieces = tl.reshape(part, (COLUMNS // 8, 4, 8, 4, 2, 2))  # columns, warps, rows, columns, rows, columns
+    return tl.reshape(tl.permute(pieces, (1, 4, 2, 0, 3, 5)), (64, COLUMNS))
 
 
 @triton.jit(do_not_specialize=BACKWARD_COUNTS)
@@ -319,7 +323,7 @@ def flash_backward_round(
 ):
     """Scale the sums that atomics accumulated, a tile of rows, and round them into dQ.
 
-    PARTS: the 64-row order of `place_in_part`, of a kernel before whose end this one may be launched.
+    PARTS: the 64-row order of `in_rows`, of a kernel before whose end this one may be launched.
     """
     if PARTS:
         gdc_wait()  # In every program: the kernel after this one relies on the one before it having ended.
@@ -335,7 +339,8 @@ def flash_backward_round(
     row = tl.cast(head, tl.int64) * stats_rows + padded_start(number, query_start, queries, PACKED, PAD)
     if PARTS:
         base = sums_ptr + (row + start) * COLUMNS
-        total = tl.load(base + place_in_part(tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)[None, :]))
+        # In their order in memory, because it is read at several times the speed of scattered words.
+        total = in_rows(tl.load(base + tl.arange(0, BLOCK_M * BLOCK_D)), BLOCK_D)
     else:
         total = load_rows(
             base=sums_ptr + row * COLUMNS,
