@@ -16,8 +16,9 @@ from attnbench.kernels.hstu.dense.hopper import backward_wide as hstu_hopper_bac
 from .aot import EVERY, NO_OLDEST, compile_with, recorded, tritons
 from .test_hstu_dense_compiled import BATCH, HEADS, SEQLEN, problem
 
+WITHOUT_LAG = ("over 128", "32", "narrow")
 WAITS = ("scores", "dO Vᵀ", "dQ and dV", "dK (over 128 dims with the rest of dQ)")
-"What a step waits for."
+"What a step waits for; with lag the last dQ is waited for after the steps."
 
 
 def job_of(attn_dim, linear_dim, *, every_mask=False, dtype=torch.bfloat16, **changes):
@@ -41,17 +42,22 @@ def test_nothing_spills_and_no_product_waits_for_another(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
     made = {"128": job_of(128, 128, every_mask=True), "over 128": job_of(256, 256, every_mask=True)}
+    made["32"] = job_of(32, 32)
     if version == "3.6" and EVERY:  # what is no default by the quicker one alone
         made |= {"narrow": job_of(32, 128, stages=3), "exponential": job_of(64, 64, dtype=torch.float16, silu="exp")}
     jobs = [replace(job, label=label) for label, job in made.items()]
     found = compile_with({version: tritons()[version]}, jobs)[version]
     for label, one in found.items():
-        assert (one.spills, one.early, one.warps) == (0, 0, 12), label
+        # With the newer Triton some values that the steps only read, at most 20 registers.
+        assert one.spills <= (80 if (version, label) == ("pinned", "128") else 0), label
+        assert (one.early, one.warps) == (0, 12), label
         assert one.tensor_core == one.sass["HGMMA"], label
-        assert one.waits == 2 * len(WAITS), label
-        assert one.sass["UTMAREDG"] == (4 if "over" in label else 2), label
+        assert one.waits == 2 * (len(WAITS) + (label not in WITHOUT_LAG)), label
+        assert one.sass["UTMAREDG"] == (2 if label in ("32", "narrow") else 4), label
         assert one.shared <= HOPPER_SHARED_BYTES + 1024, label
         steps = [loop for loop in one.loops if loop["sass"].get("MUFU")]
         assert len(steps) == 2, label
         for loop in steps:
             assert loop["beside"]["MUFU"] == loop["sass"]["MUFU"], label
+            assert not loop["sass"].get("STL"), label
+            assert loop["sass"].get("LDL", 0) <= (8 if one.spills else 0), label

@@ -109,6 +109,8 @@ class ColumnConfig(_Tiles):
     "ws: the kernel of hopper.backward (sm_90), a producer warp and two consumer warpgroups of 64 keys"
     split: Annotated[bool, Spelled("-{}", words={True: "split"})] = False
     "compute dV in a launch of its own, where registers cannot hold dK and dV together; takes one more product"
+    lag: Annotated[bool, Spelled("-{}", words={True: "lag"}, far=3)] = False
+    "compute a step's dQ in the next step (order ws, up to 128 dims): the consumers do not wait for each other's dS"
 
     @property
     def hopper(self) -> bool:
@@ -202,6 +204,7 @@ def hopper_columns_fault(
             f"has {config.block_m}x{config.block_n} tiles and {config.warps} warps; 64x{keys} and 8",
         ),
         (not config.atomic or config.split, "computes dQ together with dK and dV; atomic and no split"),
+        (config.lag and wide, "computes dQ in its own step over 128 dims; without lag"),
         (
             (config.registers, config.masked_stages) != (None, 1),
             "does not support registers and masked_stages; without both",

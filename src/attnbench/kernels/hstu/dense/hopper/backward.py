@@ -6,7 +6,8 @@ The arithmetic is that of portable.backward's column kernel with atomics.  The p
     producer      loads keys and values of a tile once, then tiles of 64 queries with their dO, as stages become free
     consumer      issues Sᵀ = K Qᵀ and dAᵀ = V dOᵀ together; A = SiLU(S) is computed while the second product runs, and
                   dS while dV += Aᵀ dO runs; both warpgroups store dSᵀ to shared memory, and each computes half of the
-                  columns of dQ from all of it, while its own dK += dSᵀ Q runs
+                  columns of dQ from all of it, while its own dK += dSᵀ Q runs; with LAG one step later, so that neither
+                  waits for the other
     epilogue      dQ is added to memory in fp32 by a TMA reduction through shared memory (`hopper.add_tile`), which is
                   waited for only when the next tile's dQ is ready; dK and dV are stored through the buffers of keys and
                   values
@@ -21,17 +22,12 @@ from typing import TYPE_CHECKING, Any, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.hstu.dense.configs import hopper_columns_fault
 from attnbench.kernels.hstu.dense.hopper import backward_wide as wide
+from attnbench.kernels.hstu.dense.hopper.backward_step import Consumer, add_last_dq, clear_dscores, step
 from attnbench.kernels.hstu.dense.hopper.tiles import (
     HIDDEN,
     LEAST_ALPHA,
@@ -40,17 +36,13 @@ from attnbench.kernels.hstu.dense.hopper.tiles import (
     BackwardRings,
     GridProblem,
     Mask,
-    hide,
     key_tile_of,
 )
 from attnbench.kernels.hstu.dense.problem import wrong
-from attnbench.kernels.hstu.tiles import COUNTS, silu_and_slope
+from attnbench.kernels.hstu.tiles import COUNTS
 from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.hopper import (
     ROWS,
-    Argument,
-    add_tile,
-    aggregate,
     allocate_barriers,
     allocate_ring,
     coordinates,
@@ -71,30 +63,6 @@ if TYPE_CHECKING:
 
 KEYS = gl.constexpr(128)
 "Keys of a program, 64 a warpgroup."
-
-
-@aggregate
-class Consumer:
-    """Arguments of the consumer warpgroups."""
-
-    dk_desc: tma.tensor_descriptor
-    dv_desc: tma.tensor_descriptor
-    dq_desc: tma.tensor_descriptor
-    rings: BackwardRings
-    dscores: gl.shared_memory_descriptor
-    "dSᵀ of both warpgroups, in two stages: [2, 128 keys, 64 queries]"
-    staging: gl.shared_memory_descriptor
-    "tiles through which dQ is stored, one for each warpgroup"
-    filled: gl.shared_memory_descriptor
-    "mbarriers of the stages of `dscores`"
-    done: gl.shared_memory_descriptor
-    "mbarrier: both warpgroups have read the keys for the last time"
-    problem: GridProblem
-    half_alpha: Argument
-    hidden: Argument
-    dv_scale: Argument
-    APPROXIMATE: gl.constexpr
-    "whether SiLU uses the tanh instruction"
 
 
 @gluon.jit
@@ -122,89 +90,6 @@ def produce(producer):
 
 @gluon.jit
 @no_type_check
-def dq_part(dscores, slot, zero, k_ring, WARPGROUP: gl.constexpr):
-    """Issue this warpgroup's half of the columns of dQ = dS K, from both warpgroups' dSᵀ and all keys: [columns, 64 queries].
-
-    A thread then holds one column of several queries, so that stores have no bank conflicts.  A product has 64 rows, so
-    fewer columns are computed as [64 queries, columns].
-    """
-    HALF: gl.constexpr = k_ring.COLUMNS // 2
-    part = gl.zeros([ROWS, HALF], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16]))
-    for of in gl.static_range(2):
-        dscore = dscores.index(slot).slice(of * ROWS, ROWS, 0)
-        k = flat(k_ring.tiles.index(of + zero)).slice(WARPGROUP * HALF, HALF, 1)
-        if HALF == ROWS:
-            part = warpgroup_mma(k.permute([1, 0]), dscore, part, use_acc=of > 0, is_async=True)
-        else:
-            part = warpgroup_mma(dscore.permute([1, 0]), k, part, use_acc=of > 0, is_async=True)
-    return part
-
-
-@gluon.jit
-@no_type_check
-def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
-    """Add one tile of queries to the gradients; positions of `work` count from the sequence's first query."""
-    rings = consumer.rings
-    mask = consumer.problem.mask
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    OF_K: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
-    OF_V: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
-    HALF: gl.constexpr = rings.k.COLUMNS // 2
-    none = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
-    tile = work.query_tile(count, mask)
-    slot = count & 1
-    # Otherwise the addresses and sizes of keys and values would be kept in registers, of which none are left.
-    zero = count >> 30
-    k = flat(rings.k.tiles.index(WARPGROUP + zero))
-    v = flat(rings.v.tiles.index(WARPGROUP + zero))
-    q = rings.q.take(count)
-    scores = warpgroup_mma(k, q.permute([1, 0]), none, use_acc=False, is_async=True)
-    dout = rings.dout.take(count)
-    dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
-    scores = warpgroup_mma_wait(1, [scores])
-    if (tile < work.whole) | (tile >= work.split):
-        scores = hide(
-            scores,
-            consumer.hidden,
-            work.start + (WARPGROUP + zero) * ROWS,
-            tile * ROWS,
-            work.prefix,
-            work.seen,
-            mask,
-            ROWS_DOWN=False,
-        )
-    weights, slope = silu_and_slope(scores, consumer.half_alpha, consumer.APPROXIMATE)
-    dv = warpgroup_mma(gl.convert_layout(weights.to(dout.dtype), OF_V), dout, dv, is_async=True)
-    dweights = warpgroup_mma_wait(1, [dweights])
-    dscore = (dweights * slope).to(dout.dtype)
-    consumer.dscores.index(slot).slice(WARPGROUP * ROWS, ROWS, 0).store(dscore)
-    fence_async_shared()
-    mbarrier.arrive(consumer.filled.index(slot))
-    mbarrier.wait(consumer.filled.index(slot), count >> 1 & 1)
-    part = dq_part(consumer.dscores, slot, zero, rings.k, WARPGROUP)
-    dk = warpgroup_mma(gl.convert_layout(dscore, OF_K), q, dk, is_async=True)
-    part, dv = warpgroup_mma_wait(1, [part, dv])
-    # The previous addition to dQ has been read; the barrier before the release lets all warps know.
-    tma.store_wait(0)
-    rings.dout.release(count)
-    mine = flat(consumer.staging.index(WARPGROUP))
-    if HALF == ROWS:
-        mine = mine.permute([1, 0])
-    mine.store(part)
-    fence_async_shared()
-    sync_warps()
-    add_tile(
-        consumer.dq_desc,
-        coordinates(work.query_start, work.keys, tile * ROWS, work.head, WARPGROUP * HALF),
-        consumer.staging.index(WARPGROUP),
-    )
-    dk = warpgroup_mma_wait(0, [dk])
-    rings.q.release(count)
-    return dk, dv
-
-
-@gluon.jit
-@no_type_check
 def consume(consumer, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: 64 of the keys, and half of the columns of dQ."""
     rings = consumer.rings
@@ -217,11 +102,15 @@ def consume(consumer, WARPGROUP: gl.constexpr):
         steps = tile.steps()
         if steps > 0:
             work = tile.from_first_query()
+            if consumer.LAG:
+                clear_dscores(consumer, WARPGROUP)
             for of in gl.static_range(2):
                 rings.k.take(of)
             rings.v.take(WARPGROUP)
             for count in range(steps):
                 dk, dv = step(dk, dv, consumer, work, count, WARPGROUP)
+            if consumer.LAG:
+                add_last_dq(consumer, work, steps, WARPGROUP)
             # This warpgroup has read the keys for the last time.
             mbarrier.arrive(consumer.done)
             mbarrier.wait(consumer.done, 0)
@@ -312,6 +201,7 @@ def hstu_hopper_backward(
         hidden=hidden,
         dv_scale=dv_scale,
         APPROXIMATE=META.APPROXIMATE,
+        LAG=META.LAG,
     )
     gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])
 
@@ -372,7 +262,7 @@ def launch_hopper_backward(
         group=group_of(reread, config.section_mib, pairs),
         contextual_len=problem.contextual_len,
         window=problem.max_attn_len or 0,
-        META=BackwardMeta(**problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh"),
+        META=BackwardMeta(**problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh", LAG=config.lag),
         num_warps=4,
     )
 

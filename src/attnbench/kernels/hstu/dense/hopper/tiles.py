@@ -131,6 +131,8 @@ class BackwardMeta(NamedTuple):
     STAGES: int
     APPROXIMATE: bool
     "whether SiLU uses the tanh instruction"
+    LAG: bool
+    "whether a step's dQ is computed in the next step"
 
 
 @aggregate
