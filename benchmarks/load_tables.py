@@ -41,7 +41,7 @@ def _row(run: LoadRun, point: Point) -> list[str]:
     tight = min(point.goodput, key=lambda one: one.slo_ms)
     late = point.scenario != "offline"
     return [
-        run.model + ("" if run.settings.get("cache") else ", no cache") + ", graphs" * bool(run.settings.get("graph")),
+        _served(run),
         point.scenario,
         figures.plain(point.offered_rate, 4),
         figures.plain(point.achieved_rate, 4),
@@ -54,6 +54,15 @@ def _row(run: LoadRun, point: Point) -> list[str]:
         figures.plain(sum(point.batch_size) / len(point.batch_size)) if point.batch_size else "",
         f"{100 * (counts['hit'] + counts['host_hit']) / counts['tokens']:.0f}" if counts.get("tokens") else "",
     ]
+
+
+def _served(run: LoadRun) -> str:
+    """The model, how much of what all users need its cache holds, and how its steps run."""
+    said = run.settings
+    parts = [run.model, f"pool {100 * said['pool_share']:.0f} %" if said.get("cache") else "no cache"]
+    if said.get("cache") and said.get("host_pages"):
+        parts.append(f"{said['host_pages']} host pages")
+    return ", ".join([*parts, *["graphs"] * bool(said.get("graph"))])
 
 
 GENERATOR_HEAD = ("generator", "asked/s", "offered/s", "requests", "late p50 ms", "late p99 ms", "late at most, ms")

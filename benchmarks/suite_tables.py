@@ -5,6 +5,7 @@ Of several timers their own table stands below; of several processes a row says 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -57,7 +58,8 @@ def sentences(path: Path) -> list[str]:
     )
     lost: dict[str, list[str]] = {}
     for one in found.lost:
-        lost.setdefault(f"{one.status.value}: {one.reason}", []).append(f"`{one.backend}`")
+        reason = textwrap.shorten(one.reason or "", 160, placeholder=" …")
+        lost.setdefault(f"{one.status.value}: {reason}", []).append(f"`{one.backend}`")
     return said + [f"{', '.join(dict.fromkeys(names))} {why}." for why, names in lost.items()]
 
 

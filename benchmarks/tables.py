@@ -1052,6 +1052,8 @@ LOADS = (
     "load-bench-h200.json",
     "load-bench-graph-h200.json",
 )
+POOLS = tuple(f"load-pool-{name}-h200.json" for name in ("100", "40", "40-host"))
+"""Users who return, with a pool for all of them, for 40 %, and host memory behind that."""
 FEW = ("128-1024", "128-2048", "128-6144", "128-12288", "64-2048", "64-4096", "64-8192")
 "Calls of dense HSTU with few query tiles: dims and rows."
 OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "gqa", "128k", "hstu-long", "hstu"))
@@ -1066,9 +1068,7 @@ TABLES = {
     "overhead-h200": Table(("overhead-h200.json",), overhead),
     "ours-h200": Table(tuple(OURS.values()), our_kernels),
     "flash-fwd-h200": Table(("flash-fwd-h200.json",), flash_kernels("fwd")),
-    "flash-bwd-h200": Table(
-        tuple(f"flash-bwd{dims}-h200.json" for dims in ("", "-96", "-256", "-256-full")), flash_kernels("bwd")
-    ),
+    "flash-bwd-h200": Table(tuple(f"flash-bwd{dims}-h200.json" for dims in ("", "-96", "-256")), flash_kernels("bwd")),
     "hstu-few-h200": Table(
         tuple(f"hstu-few-{name}-h200.json" for name in (*FEW, *(f"parts-{rows}" for rows in (4096, 8192, 16384)))),
         hstu_few,
@@ -1086,6 +1086,7 @@ TABLES = {
     "flash-ncu-h200": Table(("flash-ncu-h200.json",), flash_counters),
     "hstu-jagged-h200": Table(("hstu-jagged-h200.json",), hstu_uneven),
     "hstu-dense-bwd-h200": Table(("hstu-dense-bwd-h200.json",), hstu_kernels("bwd")),
+    "hstu-dense-bwd-before-h200": Table(("hstu-dense-bwd-before-h200.json",), hstu_kernels("bwd")),
     "hstu-bsa-fwd-h200": Table(("hstu-bsa-fwd-h200.json", "hstu-bsa-16384-h200.json"), hstu_sparse),
     "hstu-bsa-fwd-bwd-h200": Table(("hstu-bsa-fwd-bwd-h200.json",), hstu_sparse),
     "hstu-paged-h200": Table(("hstu-paged-h200.json",), hstu_paged),
@@ -1105,6 +1106,7 @@ TABLES = {
     "serving-stack-h200": Table(("serving-stack-h200.json",), serving_stack),
     "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
     "sparse-predictors-h200": Table(("sparse-predictors-h200.json",), sparse_peers),
+    "sparse-cudnn-bsa-h200": Table(("sparse-cudnn-bsa-h200.json",), sparse_peers),
     "sparse-h200": Table(("sparse-h200.json",), sparse_table("sweep")),
     "sparse-densities-h200": Table(("sparse-densities-h200.json",), sparse_table("sweep")),
     "sparse-length-h200": Table(
@@ -1113,6 +1115,7 @@ TABLES = {
     "quant-h200": Table(("quant-h200.json",), sparse_table("quantised")),
     "quant-errors-h200": Table(("quant-h200.json",), sparse_table("distances", 4096)),
     "load-h200": Table(LOADS, loads),
+    "load-pools-h200": Table(POOLS, loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
     "call-cost-rows-h200": Table(("call-cost-rows-h200.json",), call_cost_rows_only),
     "call-cost-cpu": Table(("call-cost-cpu.json",), call_cost_cpu),
@@ -1126,6 +1129,16 @@ TABLES = {
             "flash-double-128-h200",
             "flash-double-96-h200",
             "flash-sparse-double-64-h200",
+            "flash-4-h200",
+            "flash-4-bwd-h200",
+            "quant-sage2-h200",
+            "sparse-64-cudnn-bsa-h200",
+            "sparse-64-vsa-h200",
+            "sparse-sta-h200",
+            "sparse-sparge-h200",
+            "sparse-sparge-given-h200",
+            "sparse-flashinfer-h200",
+            "cp-libraries-2xh200",
         )
     },
     "context-parallel-2xh200": Table(OVER_GPUS, over_gpus),

@@ -10,6 +10,7 @@ class CpYunchang(OverFlashAttention):
 
     name, form = "cp-yunchang", "yunchang"
     title = "USP (yunchang)"
+    tested = "NVIDIA H200, torch 2.11"
     install = "pip install --no-build-isolation yunchang flash-attn==2.8.3"
     module = distribution = "yunchang"
     keeps_ranks = False  # its settings affect the whole process

@@ -32,6 +32,7 @@ class FastVideoSta(SparseBackend):
 
     name = "fastvideo-sta"
     title = "FastVideo STA"
+    tested = "NVIDIA H200, torch 2.11"
     install = INSTALL
     module = "fastvideo_kernel.ops"
     distribution = "fastvideo-kernel"

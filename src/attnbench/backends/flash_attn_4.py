@@ -18,6 +18,7 @@ class FlashAttn4(FlashBackend):
 
     name = "flash-attn-4"
     title = "FlashAttention 4"
+    tested = "NVIDIA H200, torch 2.11"
     install = 'pip install "flash-attn-4[cu13]==4.0.0b36"'
     # Not the folder above: if FlashAttention 2 is installed there, it is another package.
     modules = ("flash_attn.cute.interface",)

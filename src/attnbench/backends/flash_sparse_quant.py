@@ -30,6 +30,7 @@ class FlashSparseQuant(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
 
     name = "flash-sparse-quant"
     title = "Block-sparse attention in 8 bits, ours (Triton)"
+    tested = "NVIDIA H200, torch 2.11"
     heads_first = False
     limits = SparseLimits(max_headdim=128, gqa=True, causal=True, bottom_right=True, empty_rows=True, capability=(8, 9))
 

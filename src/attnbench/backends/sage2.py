@@ -37,6 +37,7 @@ class Sage2(DenseBackend):
 
     name = "sage2"
     title = "SageAttention 2"
+    tested = "NVIDIA H200, torch 2.11"
     install = (
         "git clone https://github.com/thu-ml/SageAttention.git && cd SageAttention && "
         "MAX_JOBS={max_jobs} pip install --no-build-isolation ."

@@ -11,4 +11,5 @@ class Sparge(SpargeBackend):
     name = "sparge"
     default = "sim0.6-cdf0.98-pv50"
     title = "SpargeAttn, fp16 PV"
+    tested = "NVIDIA H200, torch 2.11"
     functions = "spas_sage_attn_meansim_cuda", "spas_sage_attn_meansim_topk_cuda"

@@ -27,6 +27,7 @@ class SpargeFp8(SpargeBackend):
 
     name = "sparge-fp8"
     title = "SpargeAttn, fp8 PV"
+    tested = "NVIDIA H200, torch 2.11"
     functions = "spas_sage2_attn_meansim_cuda", "spas_sage2_attn_meansim_topk_cuda"
 
     def __init__(self, config: Config | None = None) -> None:

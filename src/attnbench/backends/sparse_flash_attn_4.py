@@ -25,6 +25,7 @@ class SparseFlashAttn4(SparseBackend):
 
     name = "sparse-flash-attn-4"
     title = "FlashAttention 4, block sparse"
+    tested = "NVIDIA H200, torch 2.11"
     install = FlashAttn4.install
     module = "flash_attn.cute.block_sparsity"
     distribution = FlashAttn4.distribution

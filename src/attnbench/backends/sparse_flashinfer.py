@@ -34,6 +34,7 @@ class SparseFlashInfer(SparseBackend):
 
     name = "sparse-flashinfer"
     title = "FlashInfer, block sparse"
+    tested = "NVIDIA H200, torch 2.11"
     install = "pip install flashinfer-python==0.6.18"
     module = "flashinfer.sparse"
     distribution = "flashinfer-python"
