@@ -154,6 +154,13 @@ def test_users_who_return_need_no_loadgen_and_json_goes_to_stdout(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("host_pages", "small"), [(9, True), (5000, False)])
+def test_host_memory_that_is_smaller_than_the_pool_is_said(host_pages, small, capsys):
+    words = [*LOAD, "--rate", "40", "--duration", "0.2", "--gap-s", "0.2", "--host-pages", str(host_pages), "--no-save"]
+    assert main(words) == 0
+    assert ("host memory has 9 pages, the pool " in "".join(capsys.readouterr())) is small
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import time
 
 import pytest
 import torch
@@ -125,6 +126,18 @@ def test_auto_is_within_a_twentieth_of_the_better(slowness, monkeypatch):
     assert total[None] <= 1.001 * min(total[True], total[False])
     if slowness in (1.25, 1.5):  # neither is always right
         assert total[None] < 0.999 * min(total[True], total[False])
+
+
+@pytest.mark.gpu
+def test_on_a_card_computing_again_takes_time_however_slow_the_host():
+    model = HstuRanking(dataclasses.replace(config_of("small"), max_history=8192), device="cuda", dtype=torch.bfloat16)
+
+    def score(requests):
+        time.sleep(3e-3)  # longer than the device takes for a short history
+        model(requests)
+
+    found = HostHits.measured(model, score)
+    assert 1e-6 < found.recompute_s[0] <= found.recompute_s[-1] < 1.0
 
 
 def test_the_break_even_is_a_rate():
