@@ -78,11 +78,9 @@ class CudnnBsa(SparseBackend):
         for a head is a quarter higher.  The largest error of 8-bit attention is half the output's root mean square, or a
         tenth of the largest term: 1.4 times that of `flash-sparse-quant`, as measured at 32768 rows.
         """
-        if not self.quantised:
-            return Budget()
-        outputs = case.batch * case.seqlen * case.nheads * case.headdim
-        keys = max(1.0, (case.density or 1.0) * case.seqlen)
-        return Budget(relative=max(0.5, 0.1 * largest_term(keys, outputs)), rel_l1=0.08, head_rel_l1=0.1)
+        keys, outputs = (case.density or 1.0) * case.seqlen, case.batch * case.seqlen * case.nheads * case.headdim
+        limit = max(0.5, 0.1 * largest_term(max(1.0, keys), outputs))
+        return Budget(relative=limit, rel_l1=0.08, head_rel_l1=0.1) if self.quantised else Budget()
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:
