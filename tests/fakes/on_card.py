@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from misbehaving import Misbehaving
 
 
@@ -28,6 +30,16 @@ class Same(OnCard):
 
 class Slower(OnCard):
     name = "slower"
+
+
+class LongOnHost(OnCard):
+    """Takes far longer on the machine that computes it than the table says."""
+
+    name = "long-on-host"
+
+    def attend(self, *args):
+        time.sleep(0.01)
+        return super().attend(*args)
 
 
 class Long(OnCard):

@@ -9,6 +9,7 @@ TRUE_MS = {
     "twice-as-fast": 0.020,
     "same": 0.040,
     "slower": 0.050,
+    "long-on-host": 0.020,
     "long": 80.0,
     "longer": 100.0,
     "yardstick matmul": 0.030,

@@ -161,23 +161,19 @@ def test_several_workers_hand_over_what_they_have(nvml, log, tmp_path, monkeypat
     monkeypatch.setenv("ATTNBENCH_TIMERS", str(FAKES / "simulated_timers.py"))
     nvml.add("NVIDIA H200", 2)
     file = str(FAKES / "on_card.py")
-    names = ["reference", "twice-as-fast"]
+    names = ["reference", "twice-as-fast", "long-on-host"]
     plan = small_run(names, names, names, device="cuda:0", baseline="reference", **ENDLESS)
 
     def both(event, pages) -> bool:
         return len(pages) == 2 and all(page.enough() for page in pages)
 
-    # In one of some hundred runs on a loaded machine a worker had no samples to hand over, for a reason not yet known;
-    # three in a row would be another fault.
-    for attempt in range(3):
-        executors = [DeviceExecutor(Device("cuda", index), (file,), wait=False) for index in (0, 1)]
-        path = tmp_path / f"run-{attempt}.json"
-        Ender(plan, both, executors=executors).ended(path, [file])
-        kept = read(path)
-        if len({one.group for one in kept.records}) == 2 and all(one.time for one in kept.records):
-            break
+    executors = [DeviceExecutor(Device("cuda", index), (file,), wait=False) for index in (0, 1)]
+    path = tmp_path / "run.json"
+    Ender(plan, both, executors=executors).ended(path, [file])
+    kept = read(path)
     assert len({one.group for one in kept.records}) == 2
-    assert {(one.status, one.time.stopped_by) for one in kept.records} == {(Status.PASSED, INTERRUPTED)}
+    ends = {(one.status, one.reason, one.time and one.time.stopped_by) for one in kept.records}
+    assert ends == {(Status.PASSED, None, INTERRUPTED)}
     assert len({one.environment for one in kept.records}) == 2
 
 

@@ -117,6 +117,12 @@ def test_what_is_never_known_ends_with_the_seconds_and_power_stands_beside_long_
     assert found["longer"].speedup.ratio == pytest.approx(0.8, rel=2 * max(SWING))
 
 
+def test_no_launch_is_incorrect_because_the_host_takes_longer_than_the_table(card):
+    run = measured(["reference", "long-on-host"], iterations=6)
+    assert [(one.status, one.reason) for one in run.records] == [(Status.PASSED, None)] * 2
+    assert by_name(run)["long-on-host"].time.median_ms == pytest.approx(TRUE_MS["long-on-host"], rel=max(SWING))
+
+
 def test_timers_that_disagree_are_flagged(card):
     run = measured(["reference", "twice-as-fast"], timer="all", warmup=2, iterations=10)
     for name, record in by_name(run).items():

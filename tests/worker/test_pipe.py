@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 
@@ -92,3 +93,39 @@ def test_a_worker_that_closed_its_pipe_and_runs_on_is_waited_for_and_not_polled_
     loss = worker.measure(GROUP, RUN.settings, [], on_record=lambda record: None)
     assert loss.reason.startswith("killed by SIGKILL")
     assert worker._process.waits == 3
+
+
+class Open:
+    """The worker's pipe of requests: at the first it says something, and has more to say."""
+
+    def __init__(self, end: int, said: bytes) -> None:
+        self.end, self.said = end, said
+
+    def write(self, text: str) -> None:
+        os.write(self.end, self.said)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        os.close(self.end)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_a_worker_has_sent_before_the_signal_is_kept(at_once):
+    worker = worker_that_said(json.dumps(READY).encode() + b"\n", b"", random.Random(0))
+    first, second = (json.dumps(record(name)).encode() + b"\n" for name in ("honest", "a"))
+    worker._process, worker._write = Ended(None), Open(worker._write.end, first)
+    assert worker.start() is None
+    kept = []
+
+    def keep(one):
+        kept.append(one.backend)
+        if len(kept) == 1:  # a terminal may take the line of a record slowly; meanwhile the worker goes on
+            os.write(worker._write.end, second)
+            worker.page.say_enough(False)
+            worker.interrupt("SIGINT", at_once=at_once)
+
+    loss = worker.measure(GROUP, RUN.settings, [], on_record=keep)
+    assert loss.interrupted
+    assert kept == ["honest", "a"]

@@ -191,8 +191,12 @@ class Worker:
         except BrokenPipeError:
             return self._loss()
         while True:
+            # Decided before reading: what the worker sent before that is in the pipe, and is kept.
+            ending = self._ending
+            if not self._at_once and self.page.enough():
+                ending = None
             try:
-                for message in self._read():
+                for message in self._read(POLL_S if ending is None else 0.0):
                     if isinstance(message, Recorded):
                         on_record(message.record)
                     elif isinstance(message, Gone):
@@ -201,8 +205,8 @@ class Worker:
                         return message.sampling_s
             except WorkerError as error:
                 return self._broken(error)
-            if self._ending is not None and (self._at_once or not self.page.enough()):
-                return self._interrupted(self._ending)
+            if ending is not None:
+                return self._interrupted(ending)
             now = self.page.read()
             if now != activity:
                 activity, since = now, time.monotonic()
@@ -244,13 +248,16 @@ class Worker:
         self._log.close()
         self.page.close()
 
-    def _read(self) -> list[Answer]:
-        """Return the messages received, waiting up to POLL_S for the first, or for the end of a process that is mute."""
+    def _read(self, wait_s: float = POLL_S) -> list[Answer]:
+        """Return the messages received, waiting up to `wait_s` for the first, or for the end of a process that is mute.
+
+        One call reads as much as a pipe holds.
+        """
         if not self._selector.get_map():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(POLL_S)
+                self._process.wait(wait_s)
             return []
-        if not self._selector.select(POLL_S):
+        if not self._selector.select(wait_s):
             return []
         data = os.read(self._from, 1 << 16)
         if not data:
