@@ -99,6 +99,20 @@ def test_a_run_is_not_put_over_a_damaged_one(kept, capsys, head, tmp_path):
     assert WORDS in error or "is the id of another run there" in error
 
 
+def test_several_runs_of_one_key_are_damage(kept, capsys, tmp_path):
+    change(
+        kept,
+        "CREATE TABLE again AS SELECT * FROM attnbench_runs",
+        "DROP TABLE attnbench_runs",
+        "ALTER TABLE again RENAME TO attnbench_runs",
+        "INSERT INTO attnbench_runs SELECT * FROM attnbench_runs",
+        "UPDATE attnbench_runs SET digest = 'x'",
+    )
+    (tmp_path / "run.json").write_text(runfile.dumps(numbered(3)))
+    code, error = said(["history", "--add", "run.json"], capsys)
+    assert (code, WORDS in error) == (2, True)
+
+
 def test_a_complaint_of_sqlite_that_is_no_text_says_damaged(kept, capsys):
     change(
         kept,

@@ -27,7 +27,7 @@ NAMES = ["honest", "noting"]
 
 @pytest.fixture(autouse=True)
 def hears_sigint():
-    """As a command does that a shell started in the foreground; `make test &` was started deaf to it."""
+    """As a command does that a shell started in the foreground; a background job, such as `make test &`, is deaf to it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -53,14 +53,6 @@ class Ender:
         with pytest.raises(KeyboardInterrupt):
             execute(self.run, path=path, backend_files=files, on_event=self.on_event, executors=self.executors)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "put back"
-
-
-@pytest.fixture(autouse=True)
-def hears_ctrl_c():
-    """As a foreground process does: a shell's background job, such as a suite under nohup, starts deaf to it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def enough(event, pages) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
 from attnbench.store.history.entry import SERIES, Entry, Identity, entry_of
+from attnbench.store.history.faults import Damaged
 from attnbench.store.history.lines import BodyLine, HeadLine, KnownLine, data_within, fetch
 from attnbench.store.history.opening import open_history
 from attnbench.store.history.place import VARIABLE, WHO, find_place, is_installed
@@ -97,12 +98,15 @@ def _compared(history: Connection, key: int, entry: Entry) -> Literal["grown", "
 
     Raises:
         UsageError: neither does.
+        Damaged: several runs have that key.
     """
-    [theirs] = fetch(
+    heads = fetch(
         history, HeadLine, 'SELECT "key", head, num_records FROM attnbench_runs WHERE "key" = :key', {"key": key}
     )
+    if len(heads) != 1:  # the table was made anew, without its primary key
+        raise Damaged(f"{len(heads)} runs have the key {key}")
     bodies = fetch(history, BodyLine, "SELECT body FROM attnbench_records WHERE run = :key", {"key": key})
-    old_head, new_head = data_within(theirs.head), data_within(entry.run["head"])
+    old_head, new_head = data_within(heads[0].head), data_within(entry.run["head"])
     old, new = {_measured(line.body) for line in bodies}, {_measured(body) for body in entry.bodies}
     same = all(old_head.get(name) == new_head[name] for name in ("suite", "command", "started"))
     if same and old <= new:
