@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import evading
 import odd
@@ -11,6 +12,7 @@ from cheating import HonestSteps
 from small_runs import FAKES
 from test_cheats import LARGE, LATE, LONG, NEW_DATA, THREADS, UNTIMED, carried_out, ended, verdict
 
+from attnbench.check import inspection
 from attnbench.check.inspection import Inspection
 from attnbench.check.looks import Look, suspicion
 from attnbench.check.reference import References
@@ -56,6 +58,28 @@ def test_a_pause_in_the_call_that_is_looked_at_lets_nobody_off(monkeypatch):
             launch.forward()
             assert looking.finish(recorded_ms, usual_ms, usual_ms, 50.0) is None
             assert looking.undecided == again
+
+
+def test_a_pause_while_outputs_are_read_again_does_not_shorten_the_call(monkeypatch):
+    """One look with a call of no length would clear a launch for good: its rules compare smallest values."""
+    seen = []
+    monkeypatch.setattr("attnbench.check.inspection.suspicion", lambda looks, kind: seen.extend(looks))
+    backend, workload = HonestSteps(), load_workload("attention")
+    case = workload.case(LARGE)
+    first, second = (workload.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
+    with backend.session(case, first) as launch:
+        terms = {"variant": "softmax", "budget": backend.budget(case)}
+        looking = Inspection(launch, References(workload, case, first, second), **terms)
+        launch.forward()
+        looking.disturb()
+        launch.forward()
+        looking.prepare()
+        launch.forward()
+        time.sleep(0.02)
+        pauses_s, read = iter([0.0, 0.2]), inspection._taken
+        monkeypatch.setattr(inspection, "_taken", lambda it: (read(it), time.sleep(next(pauses_s, 0.0)))[0])
+        assert looking.finish(0.1, 0.1, 0.1, 0.1) is None
+    assert seen[-1].whole > 20.0
 
 
 def test_who_reads_keys_and_values_once_in_its_call_is_left_alone():

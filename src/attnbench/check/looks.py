@@ -54,7 +54,7 @@ class Look:
     first: float = 0.0
     "of reading and copying the outputs right after the call; `untimed` has the time of a second read"
     whole: float = 0.0
-    "from when the call could start until its outputs were readable, less the time of a second read"
+    "from when the call could start until its outputs were readable, less the time of the quicker of two reads"
     copies: float = 0.0
     "of copying all inputs and outputs"
     output_copies: float = 0.0
