@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -280,6 +281,30 @@ def test_warming_up_leaves_users_where_their_next_request_continues(monkeypatch:
     before = cache.counts.as_dict()
     bench._serve(bench._visits(2))
     assert cache.counts.hit - before["hit"] > 0
+    assert cache.counts.stale_users == 0
+
+
+def test_warming_up_serves_each_batch_size_with_histories_cached_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool too small for all users in turn never holds the next one: its warm-up had no step without new history."""
+    monkeypatch.setattr("attnbench.loadtest.run.PROBE_S", 0.0)
+    bench = make_bench(options(users=6, pool_share=0.9, max_batch=3), lambda text: None)
+    cache, served = bench.engine.cache, []
+    assert cache is not None
+    launch = bench.engine.launch
+
+    def watched(requests: Sequence[Request]) -> Any:
+        before = cache.counts.as_dict()
+        scored = launch(requests)
+        new = cache.counts.as_dict()
+        served.append((len(requests), (new["missed"] - before["missed"]) / (new["tokens"] - before["tokens"])))
+        return scored
+
+    monkeypatch.setattr(bench.engine, "launch", watched)
+    bench.warm_up()
+    for size in (1, 2, 3):
+        shares = [share for count, share in served if count == size]
+        assert {0.0, 1.0} <= set(shares)
+        assert any(0.4 < share < 0.6 for share in shares)
     assert cache.counts.stale_users == 0
 
 

@@ -18,7 +18,7 @@ from attnbench.loadtest.issuing.loadgen import SCHEDULE_SEED, Settings
 from attnbench.loadtest.labels import Judged
 from attnbench.loadtest.ledger import Ledger
 from attnbench.loadtest.loadgen_rate import rate_for_loadgen
-from attnbench.loadtest.pauses import Collections, old_objects_left_alone, pauses
+from attnbench.loadtest.pauses import Collections, first_uses, old_objects_left_alone, pauses
 from attnbench.loadtest.points import Schedule, by_schedule, point_of
 from attnbench.loadtest.replay import Replay
 from attnbench.loadtest.serving import Batching, Library, Refused, Server
@@ -34,6 +34,8 @@ INSTALL = "pip install 'attnbench[load]'"
 OURS = "attnbench"
 PROBE_S, PROBE_VISITS = 1.0, 2
 "Duration of the capacity estimate before a load, and its limit of visits per user."
+NOT_CACHED = (1.0, 0.75, 0.5, 0.25, 0.1, 0.0)
+"Shares of the histories that steps compute before a load, with each batch size: a kernel may be compiled for either."
 IN_TIME = 0.99
 "Share of all requests that must be answered within a limit."
 MOST_PROBES = 12
@@ -86,8 +88,8 @@ class Bench:
         before = self.users.before() if self.engine.cache is not None else []
         for start in range(0, len(before), most):
             self._serve(before[start : start + most])
-        for size in range(1, most + 1):  # kernels may be compiled for each batch size
-            self._serve(self._visits(size))
+        for size in range(1, most + 1):
+            self._serve_in_part(self._visits(size))
         began, served = time.monotonic(), 0
         # Few visits of each user, so that histories stay close to what was drawn.
         while time.monotonic() - began < PROBE_S and served < PROBE_VISITS * len(self.users):
@@ -114,6 +116,15 @@ class Bench:
             if not isinstance(one, Refused):
                 found[one.user] = one
         return list(found.values())
+
+    def _serve_in_part(self, batch: list[Request]) -> None:
+        """Serve a batch with all, some and none of its histories cached; afterwards they are, as after one step."""
+        cache = self.engine.cache
+        for share in NOT_CACHED if cache is not None else (1.0,):
+            if cache is not None:
+                for one in batch:
+                    cache.truncate(one.user, round((1.0 - share) * cache.held(one.user)[0]))
+            self._serve(batch)
 
     def _serve(self, batch: list[Request]) -> None:
         if not batch:
@@ -252,7 +263,8 @@ class Bench:
         before = cache.counts.as_dict() if cache is not None else {}
         progress = Progress(label, self.on_progress)
         server = Server(generator, self.engine, library, self.batching, on_progress=progress, on_scores=on_scores)
-        ledger = server.run()
+        with first_uses() as first_used_ms:
+            ledger = server.run()
         self.ending = server.ending
         if not ledger.interrupted:
             generator.check()
@@ -263,7 +275,7 @@ class Bench:
             raise AttnbenchError(f"load: the device failed after {ledger.answered} answers: {words}") from None
         after = cache.counts.as_dict() if cache is not None else {}
         counts = {name: count - before[name] for name, count in after.items()}
-        return ledger, counts, pauses(ledger, collections.longest_ms)
+        return ledger, counts, pauses(ledger, collections.longest_ms, first_used_ms)
 
     def _label(self, scenario: str, rate: float) -> str:
         return f"{scenario} {rate:.4g}/s" if scenario != "offline" else scenario
