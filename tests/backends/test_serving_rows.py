@@ -271,6 +271,16 @@ def test_what_lies_in_host_memory_is_brought_back_or_computed_again(how, seconds
         )
 
 
+def test_gathered_attention_serves_one_user_and_several_of_the_same_lengths():
+    """To choose what to do with tokens in host memory, steps of one user are timed; the case has two as long."""
+    one = case(cached=202, new_tokens=0, cache="host-hit", on_host_hit="auto")
+    group = References(WORKLOAD, one, inputs(one, 1), inputs(one, 2))
+    backend = resolve("serving-gathered[hstu-eager]", one)
+    with backend.session(one, group.first.inputs) as launch:
+        outcome = examine(launch, group, variant="logits", budget=backend.budget(one))
+        assert outcome.ok, outcome.reason
+
+
 class Blind(Reference):
     """Takes the cached keys and does not read them, as NVIDIA's operator on Hopper."""
 

@@ -68,7 +68,8 @@ class _Sessions:
 
     def __init__(self, case: ServingCase, inner: Backend, closing: ExitStack, *, graph: bool) -> None:
         self.case, self.inner, self.closing, self.graph = case, inner, closing, graph
-        self.open: dict[tuple[int, int, int], tuple[Launch, Any]] = {}
+        self.open: dict[tuple[tuple[int, int, int], int], tuple[Launch, Any]] = {}
+        "by cached, new and candidate rows of a user, and the number of users"
 
     def attend(self, given: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute the attention of a layer.
@@ -79,10 +80,10 @@ class _Sessions:
         shapes = set(zip(given.cached, given.new, given.targets, strict=True))
         if len(shapes) != 1:
             raise AttnbenchError(refusal(self.inner.name, "sequences", sorted(shapes), "differ", "one shape in a step"))
-        (shape,) = shapes
-        if shape not in self.open:
-            self.open[shape] = self._session(shape, len(given.cached), q)
-        launch, template = self.open[shape]
+        (shape,), batch = shapes, len(given.cached)
+        if (shape, batch) not in self.open:
+            self.open[shape, batch] = self._session(shape, batch, q)
+        launch, template = self.open[shape, batch]
         launch.reload(replace(template, q=q.contiguous(), k=k.contiguous(), v=v.contiguous()))
         launch.forward()
         return launch.outputs()["out"]
