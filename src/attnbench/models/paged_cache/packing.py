@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 ALIGNED = 4
-"Each array is padded to a multiple of this (16 bytes); otherwise kernels would be compiled for each alignment."
+"Each int32 array is padded to a multiple of this (16 bytes); otherwise kernels would be compiled for each alignment."
 
 Parts = Mapping[str, Sequence["np.ndarray | Sequence[int]"]]
 "Contents of each array, as consecutive parts."
@@ -61,8 +61,11 @@ class Packing:
 
 
 def send(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return int64 tensors of arrays, transferred by one asynchronous copy."""
-    packed = torch.from_numpy(np.concatenate([np.empty(0, dtype=np.int64), *arrays]))
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    return list(packed.split([len(array) for array in arrays]))
+    """Return int64 tensors of arrays, each aligned to 16 bytes, transferred by one asynchronous copy."""
+    whole = [len(array) + len(array) % 2 for array in arrays]
+    packed = torch.zeros(sum(whole), dtype=torch.int64, pin_memory=device.type == "cuda")
+    staged = packed.split(whole)
+    for part, array in zip(staged, arrays, strict=True):
+        part.numpy()[: len(array)] = array
+    sent = packed.to(device, non_blocking=True).split(whole)
+    return [part[: len(array)] for part, array in zip(sent, arrays, strict=True)]
