@@ -308,6 +308,25 @@ def test_warming_up_serves_each_batch_size_with_histories_cached_in_part(monkeyp
     assert cache.counts.stale_users == 0
 
 
+def test_graphs_captured_ahead_cover_the_steps_of_a_load(model: HstuRanking) -> None:
+    cache = model.make_cache(pages=200, page_size=32)
+    engine = ModelEngine(model, attention="reference", cache=cache, graph=True)
+    graphs = engine.graphs
+    assert graphs is not None
+    served = [request(user, 20 + user) for user in range(4)]
+    engine.capture_ahead(served, batch=4)
+    assert graphs.sizes == []
+    engine.launch(served).wait()
+    too_long = dataclasses.replace(served[0], items=np.zeros(10_000, dtype=np.int64))
+    engine.capture_ahead([*served, too_long], batch=4)
+    ahead = graphs.sizes
+    assert len(ahead) > 10
+    for users in ((0,), (1, 2), (0, 1, 2, 3), (3, 0, 2)):
+        engine.launch([request(user, 24 + user + len(users)) for user in users]).wait()
+    assert sorted(map(repr, graphs.sizes)) == sorted(map(repr, ahead))
+    ModelEngine(model, attention="reference", cache=None, graph=True).capture_ahead(served, batch=4)
+
+
 def test_a_sample_of_a_user_is_its_next_visit_and_a_second_life_is_another_user() -> None:
     users = kuairand(TINY, users=3, candidates=4, most_items=100, seed=1, policy=Policy(TINY))
     lengths, numbers = [], []

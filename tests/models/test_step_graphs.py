@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from attnbench.errors import UsageError
 from attnbench.models.hstu_ranking import attention as attentions
 from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.graphs import StepGraphs
 from attnbench.models.hstu_ranking.model import HstuRanking
-from attnbench.models.hstu_ranking.staging import Sizes, Staging, rounded
+from attnbench.models.hstu_ranking.staging import BETWEEN, MOST_ROWS, Sizes, Staging, ladder, rounded
 
 from .test_hstu_ranking import RECENCY, held, request
 
@@ -207,6 +208,76 @@ def test_sizes_become_a_graph_once_they_have_come_often_enough(monkeypatch):
         assert counts == wanted
         assert graphs.captured == wanted[-1]
         assert set(captured) == {"pool"}
+
+
+def test_a_step_uses_a_larger_bucket_that_is_ready_instead_of_one_of_its_own():
+    model = HstuRanking(TINY, seed=4, dtype=torch.float32)
+    cache = model.make_cache(pages=40, page_size=32, poison=True)
+    graphs = StepGraphs(model, cache=cache, attention="reference", after=2, slack=1.6)
+    first = request(1, 20, 5)
+    held(model, graphs([first]).clone(), [first])
+    rungs = ladder(batch=4, candidates=20, cached=200, page_size=32)
+    for sizes in rungs:
+        graphs.prepare(sizes, [first])
+    covered = 0
+    for users in SERIES:
+        requests = [request(*one) for one in users]
+        before = len(graphs.sizes)
+        held(model, graphs(requests).clone(), requests)
+        covered += len(graphs.sizes) == before
+    assert covered >= len(SERIES) - 1
+    small = next(sizes for sizes in rungs if sizes.batch == 1)
+    with pytest.raises(UsageError, match=r"sizes=.* are too small for the step"):
+        graphs.prepare(small, [request(7, 90, 20), request(8, 90, 20)])
+    assert cache.counts.failed_steps == 1
+
+
+def test_without_slack_no_step_uses_a_larger_bucket():
+    model = HstuRanking(TINY, seed=4, dtype=torch.float32)
+    cache = model.make_cache(pages=40, page_size=32)
+    graphs = StepGraphs(model, cache=cache, attention="reference")
+    graphs([request(1, 20, 5)])
+    graphs.prepare(Sizes(4, 512, 80, 64, 256, 512), [request(1, 20, 5)])
+    graphs([request(2, 90, 20)])
+    assert len(graphs.sizes) == 3
+
+
+def test_a_larger_bucket_is_bound_by_the_slack_and_forgotten_when_dropped():
+    model = HstuRanking(TINY, seed=4, dtype=torch.float32)
+    cache = model.make_cache(pages=60, page_size=32)
+    graphs = StepGraphs(model, cache=cache, attention="reference", after=9, slack=1.5, most=2)
+    graphs([request(1, 20, 5)])
+    graphs.prepare(Sizes(4, 512, 80, 64, 256, 512), [request(1, 20, 5)])
+    for rows, uses_it in ((190, True), (60, False), (190, False)):
+        user = 100 + rows + uses_it
+        requests = [request(user, (rows - 20) // 2, 20)]
+        held(model, graphs(requests).clone(), requests)
+        assert (graphs.sizes[-1] == Sizes(4, 512, 80, 64, 256, 512)) == (uses_it and rows * 1.5 >= 512)
+
+
+@pytest.mark.parametrize("cached", [0, 300, 9000])
+def test_a_rung_covers_each_step_up_to_the_largest(cached):
+    chance = np.random.default_rng(7)
+    rungs = ladder(batch=8, candidates=256, cached=cached, page_size=64)
+    assert len(rungs) == len(set(rungs)) < 150
+    missed, waste = 0, []
+    for _ in range(500):
+        users = int(chance.integers(1, 9))
+        new = chance.integers(0, 60, users) + (chance.random(users) < 0.1) * chance.integers(0, 3000, users)
+        targets = chance.integers(200, 257, users)
+        own = Sizes(
+            users,
+            int(new.sum() + targets.sum()),
+            int(targets.sum()),
+            users,
+            int((new + targets).max()),
+            int(chance.integers(0, cached + 1)),
+        ).bucket(64)
+        fitting = [one.rows for one in rungs if one.covers(own)]
+        missed += own.rows <= MOST_ROWS / BETWEEN and not fitting
+        waste += [min(fitting) / own.rows] if fitting else []
+    assert missed <= 25
+    assert float(np.median(waste)) < 1.4
 
 
 def test_no_graph_is_made_where_the_requests_are_refused():

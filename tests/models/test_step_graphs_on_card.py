@@ -11,6 +11,7 @@ from attnbench.models.hstu_ranking import attention
 from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.graphs import StepGraphs
 from attnbench.models.hstu_ranking.model import HstuRanking
+from attnbench.models.hstu_ranking.staging import ladder
 
 from .plain_ranking import plain_logits
 from .test_hstu_ranking import request
@@ -67,6 +68,25 @@ def test_graphs_and_eager_steps_give_the_scores_of_each_request(dtype, memory):
         assert caches[0].counts.hit > 0
         assert (caches[0].counts.evicted_users > 0) == (memory["pages"] == 9)
         assert (caches[0].counts.host_hit > 0) == ("host_pages" in memory)
+
+
+@pytest.mark.parametrize("memory", [{"pages": 24}, {"pages": 9, "host_pages": 40}], ids=str)
+def test_steps_of_graphs_captured_ahead_have_the_scores_of_each_request(memory):
+    model = HstuRanking(WIDE, seed=4, dtype=torch.bfloat16, device="cuda")
+    cache = model.make_cache(page_size=32, poison=True, **memory)
+    graphs = StepGraphs(model, cache=cache, after=2, slack=1.6, most=200)
+    first = [request(1, 14, 5)]
+    graphs(first)
+    for sizes in (rungs := ladder(batch=4, candidates=20, cached=64, page_size=32)):
+        graphs.prepare(sizes, first)
+    assert graphs.captured == len(rungs)
+    for users in SERIES:
+        requests = [request(*one) for one in users]
+        found = graphs(requests).clone()
+        if found.numel():
+            held(model, found, requests)
+    assert graphs.captured == len(rungs)
+    assert len(graphs.sizes) < len(rungs) + len(SERIES) // 2
 
 
 @pytest.mark.parametrize("memory", [{"pages": 24}, {"pages": 9, "host_pages": 40}], ids=str)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnbench.errors import AttnbenchError, UsageError, refusal
 from attnbench.models.hstu_ranking.graphs import StepGraphs
+from attnbench.models.hstu_ranking.staging import ladder
 
 if TYPE_CHECKING:
     from attnbench.models.hstu_ranking.model import HstuRanking
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 WHO = "load"
 AHEAD = 2
 "Batches in flight on a GPU: one runs while the host prepares the next."
-SEEN, BUCKETS = 2, 256
-"Steps of equal sizes that run launch by launch before they are captured as a graph, and number of graphs kept."
+SEEN, BUCKETS, SLACK = 2, 384, 1.6
+"""Steps of equal sizes that run launch by launch before they are captured as a graph, number of graphs kept, and how many
+times the rows of a step the graph of a larger one may have: launches take as long as kernels of thousands of rows."""
 
 
 class ModelEngine:
@@ -37,7 +39,8 @@ class ModelEngine:
             graph: steps use the fixed buffers of a graph, on a GPU as CUDA graphs.
         """
         self.model, self.attention, self.cache = model, attention, cache
-        self.graphs = StepGraphs(model, cache=cache, attention=attention, after=SEEN, most=BUCKETS) if graph else None
+        how: dict[str, Any] = {"attention": attention, "after": SEEN, "most": BUCKETS, "slack": SLACK}
+        self.graphs = StepGraphs(model, cache=cache, **how) if graph else None
         self._on_card = model.device.type == "cuda"
         self.depth = AHEAD if self._on_card else 1
 
@@ -59,6 +62,30 @@ class ModelEngine:
         elif self.graphs is not None:
             logits = logits.clone()  # the next step of these sizes overwrites them
         return Scored(logits, sum(len(one.candidates) for one in requests), begin, end)
+
+    def capture_ahead(self, requests: Sequence[Request], *, batch: int) -> None:
+        """Capture graphs that cover most steps of a load; does nothing without graphs or without a cache.
+
+        Args:
+            requests: served ones, of which at least one is still cached; the load has no more candidates than these.
+            batch: most requests of a step.
+        """
+        cache = self.cache
+        if self.graphs is None or cache is None:
+            return
+        held = [one for one in requests if self._is_cached(one, cache)]
+        most = max((len(one.candidates) for one in requests), default=0)
+        longest = max(cache.users.values(), default=0)
+        for sizes in ladder(batch=batch, candidates=most, cached=longest, page_size=cache.page_size) if held else ():
+            self.graphs.prepare(sizes, held[-1:])
+
+    def _is_cached(self, request: Request, cache: PagedCache) -> bool:
+        """Whether a request is valid and its whole history is on the device."""
+        try:
+            (history,) = self.model.histories([request], cache)
+        except UsageError:
+            return False
+        return cache.held(request.user)[0] == len(history)
 
     def settle(self) -> None:
         """Wait until no batch is in flight."""

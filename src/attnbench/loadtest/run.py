@@ -88,8 +88,11 @@ class Bench:
         before = self.users.before() if self.engine.cache is not None else []
         for start in range(0, len(before), most):
             self._serve(before[start : start + most])
+        batch: list[Request] = []
         for size in range(1, most + 1):
-            self._serve_in_part(self._visits(size))
+            batch = self._visits(size)
+            self._serve_in_part(batch)
+        self.engine.capture_ahead(batch, batch=most)
         began, served = time.monotonic(), 0
         # Few visits of each user, so that histories stay close to what was drawn.
         while time.monotonic() - began < PROBE_S and served < PROBE_VISITS * len(self.users):

@@ -43,6 +43,8 @@ class _Bucket:
     out: Tensor | None = None
     steps: int = 0
     "steps that were in this bucket"
+    ready: bool = False
+    "whether steps of smaller buckets may use it: its graph was captured, or would have been"
 
 
 class StepGraphs:
@@ -58,6 +60,7 @@ class StepGraphs:
         exact: bool = False,
         after: int = 0,
         most: int = 64,
+        slack: float = 1.0,
     ) -> None:
         """Create without any graph.
 
@@ -70,12 +73,13 @@ class StepGraphs:
             after: how many steps of a bucket run launch by launch before its graph is captured: a capture does not pay
                 for sizes that occur once.
             most: how many buckets to keep, the most recently used.
+            slack: a step whose bucket has no graph uses that of a larger bucket with at most this many times its rows.
 
         Raises:
             UsageError: the attention takes lengths from the host, so a graph would repeat those of its first step.
         """
         self.model, self.cache, self.attention, self.exact, self.most = model, cache, attention, exact, most
-        self.after = after
+        self.after, self.slack = after, slack
         self.capture = model.device.type == "cuda" if capture is None else capture
         fitting = CAPTURED if self.capture else PADDED
         if isinstance(attention, str) and attention not in fitting and not exact:
@@ -89,6 +93,8 @@ class StepGraphs:
                 )
             )
         self._buckets: OrderedDict[tuple[Sizes, Lengths], _Bucket] = OrderedDict()
+        self._larger: dict[Sizes, Sizes | None] = {}
+        "for a bucket that is not ready the one to use instead, as long as none becomes ready or is dropped"
         self._memory: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self.captured = 0
 
@@ -111,7 +117,20 @@ class StepGraphs:
         with self.cache.step([one.user for one in requests], histories, targets) as step:
             return self.run(requests, histories, step)
 
-    @torch.no_grad()
+    def prepare(self, sizes: Sizes, requests: Sequence[Request]) -> None:
+        """Capture the graph of a bucket by a step of these requests, whose sizes it covers.
+
+        Raises:
+            UsageError: a request or the cache is invalid; the message is one line.
+        """
+        assert self.cache is not None
+        histories = self.model.histories(requests, self.cache)
+        targets = [len(one.candidates) for one in requests]
+        with self.cache.step([one.user for one in requests], histories, targets) as step:
+            if not sizes.covers(Sizes.of(step)):
+                raise UsageError(refusal(WHO, "sizes", sizes, "are too small for the step", str(Sizes.of(step))))
+            self._on_device(requests, histories, step, self._bucket(sizes), after=0)
+
     def run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
         """Return logits [candidates, tasks] of a step; the next step may overwrite them, because graphs share memory.
 
@@ -120,25 +139,45 @@ class StepGraphs:
             histories: token ids of each request.
             step: cached tokens and pages of the requests.
         """
-        with torch.cuda.device_of(self.model.tokens.positions):  # streams and graphs belong to the current device
-            return self._run(requests, histories, step)
-
-    def _run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
         sizes = Sizes.of(step)
         if self.exact:
             bucket = self._bucket(sizes, (tuple(step.cached), tuple(step.new), tuple(step.targets)))
         else:
-            bucket = self._bucket(sizes.bucket(self.cache.page_size if self.cache else USUAL_PAGE))
-        bucket.staging.fill(requests, histories, step)
-        bucket.steps += 1
-        if not self.capture or (bucket.graph is None and bucket.steps <= self.after):
-            bucket.out = self.model.run(self.model.prepared(bucket.staging, step, self.attention, self.cache))
-        else:
-            if bucket.graph is None:
-                self._capture(bucket, step)
-            bucket.graph.replay()
+            bucket = self._bucket(self._covering(sizes.bucket(self.cache.page_size if self.cache else USUAL_PAGE)))
+        return self._on_device(requests, histories, step, bucket, self.after)[: sizes.candidates]
+
+    @torch.no_grad()
+    def _on_device(
+        self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep, bucket: _Bucket, after: int
+    ) -> Tensor:
+        with torch.cuda.device_of(self.model.tokens.positions):  # streams and graphs belong to the current device
+            bucket.staging.fill(requests, histories, step)
+            bucket.steps += 1
+            if not self.capture or (bucket.graph is None and bucket.steps <= after):
+                bucket.out = self.model.run(self.model.prepared(bucket.staging, step, self.attention, self.cache))
+            else:
+                if bucket.graph is None:
+                    self._capture(bucket, step)
+                bucket.graph.replay()
+        if not bucket.ready and bucket.steps > after:
+            bucket.ready = True
+            self._larger.clear()
         assert bucket.out is not None
-        return bucket.out[: sizes.candidates]
+        return bucket.out
+
+    def _covering(self, own: Sizes) -> Sizes:
+        """Return the bucket for steps of a bucket: itself, or the smallest one that is ready and large enough."""
+        found = self._buckets.get((own, ()))
+        if self.slack <= 1.0 or (found is not None and found.ready):
+            return own
+        if own not in self._larger:
+            fitting = [
+                sizes
+                for (sizes, _), bucket in self._buckets.items()
+                if bucket.ready and sizes.rows <= self.slack * own.rows and sizes.covers(own)
+            ]
+            self._larger[own] = min(fitting, key=lambda sizes: (sizes.rows, sizes.max_new), default=None)
+        return self._larger[own] or own
 
     def _bucket(self, sizes: Sizes, lengths: Lengths = ()) -> _Bucket:
         key = sizes, lengths
@@ -146,6 +185,7 @@ class StepGraphs:
         if found is None:
             while len(self._buckets) >= self.most:
                 self._buckets.popitem(last=False)
+            self._larger.clear()
             found = self._buckets[key] = _Bucket(Staging(self.model.config, sizes, self.model.device))
         self._buckets.move_to_end(key)
         return found

@@ -7,7 +7,7 @@ the bounds with which kernels are launched hold for all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from attnbench.models.paged_cache.packing import Packing
 from attnbench.models.paged_cache.tables import table_lengths, table_of, table_parts
 
 LEAST_ROWS, LEAST_CACHED = 32, 512
+MOST_ROWS, BETWEEN = 8192, 1.25
+"Rows of the largest step in `ladder`, whose kernels take as long as their launches, and the ratio of two rungs."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,35 @@ class Sizes:
             candidates=rounded(self.candidates, 4),
             entries=batch * pages,
         )
+
+    def covers(self, other: Sizes) -> bool:
+        """Whether a buffer of these sizes holds every step of the other ones."""
+        return all(mine >= its for mine, its in zip(astuple(self), astuple(other), strict=True))
+
+
+def ladder(*, batch: int, candidates: int, cached: int, page_size: int) -> list[Sizes]:
+    """Return buckets that together cover the steps of a server, except those of very many rows.
+
+    A bucket has at most `BETWEEN` times the rows of the next smaller one.  For each number of rows there are two: one for
+    users with similar numbers of new rows, one for a user who has almost all of them.
+
+    Args:
+        batch: most users of a step.
+        candidates: most candidates of a user.
+        cached: most cached tokens of a user.
+        page_size: tokens of a page.
+    """
+    found: dict[Sizes, None] = {}
+    users = 1
+    while users < 2 * batch:
+        rows = (users // 2 + 1) * candidates
+        while rows <= MOST_ROWS:
+            for most in (rows, max(candidates, 3 * rows // (2 * users))):
+                sizes = Sizes(users, rows, users * candidates, 0, min(rows, most), cached)
+                found[sizes.bucket(page_size)] = None
+            rows = int(rows * BETWEEN) + 1
+        users *= 2
+    return list(found)
 
 
 def rounded(count: int, parts: int, least: int = LEAST_ROWS) -> int:
