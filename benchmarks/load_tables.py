@@ -61,7 +61,7 @@ def _served(run: LoadRun) -> str:
     said = run.settings
     parts = [run.model, f"pool {100 * said['pool_share']:.0f} %" if said.get("cache") else "no cache"]
     if said.get("cache") and said.get("host_pages"):
-        parts.append(f"{said['host_pages']} host pages")
+        parts.append(f"{said['host_pages']} host pages, {said['on_host_hit']}")
     return ", ".join([*parts, *["graphs"] * bool(said.get("graph"))])
 
 

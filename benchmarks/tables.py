@@ -1052,8 +1052,11 @@ LOADS = (
     "load-bench-h200.json",
     "load-bench-graph-h200.json",
 )
-POOLS = tuple(f"load-pool-{name}-h200.json" for name in ("100", "40", "40-host"))
-"""Users who return, with a pool for all of them, for 40 %, and host memory behind that."""
+POOLS = tuple(
+    f"load-pool-{name}-h200.json"
+    for name in ("100", "40", "100-graph", "40-graph", "40-reload", "40-recompute", "40-auto")
+)
+"""Users who return, with a pool for all of them or for 40 %, launch by launch, as graphs, and with host memory."""
 FEW = ("128-1024", "128-2048", "128-6144", "128-12288", "64-2048", "64-4096", "64-8192")
 "Calls of dense HSTU with few query tiles: dims and rows."
 OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "gqa", "128k", "hstu-long", "hstu"))

@@ -17,11 +17,12 @@ import pytest
 import torch
 from tests.loadtest.test_find_rate import at
 
+from attnbench.cli import load as cli_load
 from attnbench.cli import main
 from attnbench.errors import AttnbenchError
 from attnbench.loadtest import run as load_run
 from attnbench.loadtest.engine import ModelEngine
-from attnbench.loadtest.setup import a_core_for_the_generator
+from attnbench.loadtest.setup import Options, a_core_for_the_generator
 from attnbench.machine import devices
 from attnbench.machine.device import Device
 from attnbench.models.hstu_ranking.checkpoint import save
@@ -277,6 +278,34 @@ def test_a_graph_of_one_steps_lengths_is_refused_on_a_gpu(
     assert f"--attention={attention} does not go with --graph, it is of one step's lengths; paged\n" in (
         capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "graph"),
+    [
+        ([], "cuda", True),
+        (["--no-graph"], "cuda", False),
+        (["--attention", "paged"], "cuda", True),
+        (["--attention", "gathered"], "cuda", False),
+        (["--no-cache"], "cuda", False),
+        (["--no-cache", "--graph"], "cuda", True),
+        ([], "cpu", False),
+        (["--no-graph"], "cpu", False),
+    ],
+)
+def test_steps_are_graphs_where_they_can_be(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], device: str, graph: bool
+) -> None:
+    monkeypatch.setattr(devices, "resolve", lambda _: Device(device))
+    made: list[bool] = []
+
+    def stop(options: Options) -> str:
+        made.append(options.graph)
+        raise AttnbenchError("stopped")
+
+    monkeypatch.setattr(cli_load, "options_of", lambda args, of=cli_load.options_of: stop(of(args)))
+    assert main(["load", "hstu-serving", "--config", "tiny", *flags]) == 1
+    assert made == [graph]
 
 
 def test_a_load_is_carried_out_on_its_gpu_as_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,8 @@ def test_steps_of_graphs_captured_ahead_have_the_scores_of_each_request(memory):
         found = graphs(requests).clone()
         if found.numel():
             held(model, found, requests)
-    assert graphs.captured == len(rungs)
+    # Sizes that no rung covers with so few rows are captured when they occur for the third time.
+    assert len(rungs) <= graphs.captured <= len(rungs) + 1
     assert len(graphs.sizes) < len(rungs) + len(SERIES) // 2
 
 

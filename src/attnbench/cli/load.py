@@ -115,7 +115,12 @@ def add_arguments(parser: Parser) -> None:
         metavar="HOW",
         help=("with --host-pages: reload, recompute, or auto (the faster one here) (default: reload)"),
     )
-    group.add_argument("--graph", action="store_true", help="run steps as CUDA graphs, with paged attention")
+    group.add_argument(
+        "--graph",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="run steps as CUDA graphs; default: on a GPU with a cache and paged attention",
+    )
     group.add_argument(
         "--long-history",
         metavar="POLICY",
@@ -250,7 +255,8 @@ def options_of(args: argparse.Namespace) -> Options:
         raise UsageError(refusal(WHO, "--checkpoint", args.checkpoint, absent(args.checkpoint), "a safetensors file"))
     if args.attention not in (None, "reference") and not device.on_gpu:
         raise UsageError(refusal(WHO, "--attention", args.attention, "has no kernels for a CPU", "reference"))
-    _check_together(args, cached=not (args.no_cache or preset.config.recency), on_host=bool(asked["host_pages"]))
+    cached = not (args.no_cache or preset.config.recency)
+    _check_together(args, cached=cached, on_host=bool(asked["host_pages"]))
     if asked["gap_s"] is not None:
         if asked["users"] is not None:
             raise UsageError(refusal(WHO, "--gap-s", args.gap_s, "does not go with --users", "one of the two"))
@@ -276,7 +282,7 @@ def options_of(args: argparse.Namespace) -> Options:
         host_pages=chosen("host_pages", 0),
         offload_chunk=chosen("offload_chunk", 1),
         on_host_hit=chosen("on_host_hit", ON_HOST_HIT[0]),
-        graph=args.graph,
+        graph=device.on_gpu and cached and args.attention in (None, "paged") if args.graph is None else args.graph,
         cache=not args.no_cache,
         attention=asked["attention"],
         long_history=chosen("long_history", POLICIES[0]),
