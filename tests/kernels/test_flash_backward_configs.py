@@ -19,6 +19,7 @@ CONFIGS = st.builds(
     rows=st.none() | TILES,
     loads=st.sampled_from(configs.WORDS["loads"]),
     order=st.sampled_from(configs.WORDS["order"]),
+    sums=st.sampled_from(configs.WORDS["sums"]),
     mask=st.sampled_from(configs.WORDS["mask"]),
     add=st.sampled_from(configs.WORDS["add"]),
     masked_stages=st.integers(1, 9),
@@ -122,6 +123,7 @@ def test_the_kernel_for_hopper_takes_the_tiles_that_its_dims_leave_room_for(dim)
         ({"columns": Tiles(64, 64, 8, 2)}, "ws: 64x64w8s2"),
         ({"columns": Tiles(64, 128, 4, 2)}, "ws: 64x128w4s2"),
         ({"columns": Tiles(64, 128, 8, 4)}, "ws: 64x128w8s4"),
+        ({"sums": "direct"}, "sums: direct requires ws and over 128 dims"),
     ],
 )
 def test_what_the_kernel_for_hopper_has_not_is_said(change, said):
@@ -137,6 +139,16 @@ def test_what_the_kernel_for_hopper_has_not_is_said(change, said):
 def test_the_kernel_for_hopper_is_for_hopper_and_up_to_256_dims_of_16_bits(card, item_bytes, dim):
     for short in HOPPER.values():
         assert (why_not(parse_backward(short), card, item_bytes, dim, dim) or "").startswith("ws: ")
+
+
+@pytest.mark.parametrize("sums", ["direct", "carried"])
+def test_sums_of_dq_from_registers_are_for_the_kernel_for_hopper_over_128_dims(sums):
+    config = parse_backward(f"{HOPPER[256]}-{sums}")
+    assert config == replace(parse_backward(HOPPER[256]), sums=sums)
+    assert why_not(config, (9, 0), 2, 136, 200) is None
+    assert config.short in {one.short for one in configs.backward_space((9, 0), 2, 256, 256)}
+    for wrong, dim in ((config, 128), (replace(config, order="early"), 256)):
+        assert why_not(wrong, (9, 0), 2, dim, dim) == f"sums: {sums} requires ws and over 128 dims"
 
 
 def test_three_tiles_of_128_rows_have_no_room_at_64_dims():

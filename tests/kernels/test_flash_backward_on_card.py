@@ -31,6 +31,7 @@ MASKS = {
 }
 HOPPER = {64: "b128x128w8s2-atomic-tma-ws", 128: "b64x128w8s2-atomic-tma-ws", 256: "b64x64w8s2-atomic-tma-ws"}
 "By the most dims."
+SUMS = [(dim, f"{HOPPER[256]}-{sums}") for dim in (192, 256) for sums in ("direct", "carried")]
 
 
 def hopper(dim):
@@ -98,12 +99,12 @@ def test_the_defaults_are_right(mask, dim, deterministic):
 
 
 @pytest.mark.hopper
-@pytest.mark.parametrize("dim", [40, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize(("dim", "short"), [*((dim, hopper(dim)) for dim in (40, 64, 96, 128, 192, 256)), *SUMS])
 @pytest.mark.parametrize("mask", MASKS)
-def test_the_kernel_for_hopper_is_right(mask, dim):
+def test_the_kernel_for_hopper_is_right(mask, dim, short):
     case = case_of(headdim=dim, **MASKS[mask])
     inputs = make_inputs(case, seed=6, kind="normal", device="cuda")
-    session = Session(case, inputs, parse_backward(hopper(dim)))
+    session = Session(case, inputs, parse_backward(short))
     outcome = compare({"out": session.out} | session(), truth_of(case, inputs), Budget())
     assert outcome.ok, outcome.faults
     first = session()

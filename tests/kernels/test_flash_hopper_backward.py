@@ -28,6 +28,7 @@ from .test_flash_backward import run as launched
 NARROW, WIDE = "b128x128w8s2-atomic-tma-ws", "b64x128w8s2-atomic-tma-ws"
 WIDEST = "b64x64w8s2-atomic-tma-ws"
 SHORTS = {64: NARROW, 128: WIDE, 256: WIDEST}
+DIRECT, CARRIED = f"{WIDEST}-direct", f"{WIDEST}-carried"
 CASES = {
     "plain": {"seqlen": 150, "seqlen_k": 260},
     "one-query": {"seqlen": 1, "seqlen_k": 129, "causal": True},
@@ -62,6 +63,9 @@ DIMS = {
     "136-values-200": ({"headdim": 136, "headdim_v": 200}, "b64x64w8s1-atomic-tma-ws-l1"),
     "24-values-40": ({"headdim": 24, "headdim_v": 40}, "b128x128w8s2-atomic-tma-ws-l1"),
     "96-values-128-fp16": ({"headdim": 96, "headdim_v": 128, "dtype": "fp16"}, "b64x128w8s3-atomic-tma-ws-l1"),
+    "256-direct": ({"headdim": 256}, DIRECT),
+    "256-carried": ({"headdim": 256}, CARRIED),
+    "192-values-136-direct": ({"headdim": 192, "headdim_v": 136}, "b64x64w8s1-atomic-tma-ws-direct-l1"),
 }
 
 
@@ -83,10 +87,12 @@ def run(case, inputs, short, seed=0, *known):
         return launched((flash_backward, flash_backward_configs, flash_problem), case, inputs, short, *known)
 
 
-# A mask decides which tiles are visited, padded dimensions what a tile holds: each of these meets a third of the masks.
-PADDED = [dims for dims in DIMS if int(dims.split("-")[0]) not in SHORTS]
-PAIRS = [(mask, dims) for mask in CASES for dims in DIMS if dims not in PADDED] + [
-    (mask, PADDED[number % len(PADDED)]) for number, mask in enumerate(CASES)
+# A mask decides which tiles are visited, padded dimensions what a tile holds, and these sums how dQ leaves a warpgroup: of
+# both groups each meets a third of the masks.
+SUMS = [dims for dims, (_, short) in DIMS.items() if flash_backward_configs.parse_backward(short).sums != "staged"]
+PADDED = [dims for dims in DIMS if int(dims.split("-")[0]) not in SHORTS and dims not in SUMS]
+PAIRS = [(mask, dims) for mask in CASES for dims in DIMS if dims not in PADDED + SUMS] + [
+    (mask, group[number % len(group)]) for group in (PADDED, SUMS) for number, mask in enumerate(CASES)
 ]
 
 
@@ -120,11 +126,11 @@ def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
     held(case, inputs, run(case, inputs, short, draw(st.integers(0, 99))))
 
 
-@pytest.mark.parametrize("dim", [128, 256])
-def test_the_bits_of_dk_and_dv_are_the_same_in_any_order_of_its_parts(dim):
+@pytest.mark.parametrize(("dim", "short"), [(128, WIDE), (256, WIDEST), (256, DIRECT), (256, CARRIED)])
+def test_the_bits_of_dk_and_dv_are_the_same_in_any_order_of_its_parts(dim, short):
     case = case_of(seqlen=300, nheads=2, nheads_kv=1, causal=True, headdim=dim)
     inputs = make_inputs(case, seed=4, kind="normal", device="cpu")
-    first, *others = [run(case, inputs, SHORTS[dim], seed) for seed in range(4)]
+    first, *others = [run(case, inputs, short, seed) for seed in range(4)]
     assert all(torch.equal(one[name], first[name]) for one in others for name in ("dk", "dv"))
 
 
@@ -153,7 +159,7 @@ def backward(q, dout, k, v, short, **packed):
     return grads
 
 
-@pytest.mark.parametrize(("dim", "short"), SHORTS.items())
+@pytest.mark.parametrize(("dim", "short"), [*SHORTS.items(), (256, DIRECT), (256, CARRIED)])
 def test_sequences_of_no_rows_or_no_keys_among_others(dim, short):
     q, dout, k, v = given_rows(290, 200, dim)
     ends_q, ends_k = (torch.tensor(ends, dtype=torch.int32) for ends in ([0, 0, 90, 290, 290], [0, 10, 10, 199, 200]))
@@ -204,7 +210,7 @@ def test_tiles_of_rows_that_see_no_key_of_a_tile_are_not_looked_at(values, poiso
         assert after[name][:, poison].isnan().any()
 
 
-@pytest.mark.parametrize(("dim", "short"), SHORTS.items())
+@pytest.mark.parametrize(("dim", "short"), [*SHORTS.items(), (256, DIRECT), (256, CARRIED)])
 def test_a_sequence_of_nan_leaves_its_neighbours_alone(dim, short):
     case = case_of(batch=3, seqlen=140, lengths="40:137:140", headdim=dim)
     inputs = make_inputs(case, seed=8, kind="normal", device="cpu")

@@ -21,13 +21,18 @@ JOBS = {
     "128 dims, causal": ("b64x128w8s2-atomic-tma-ws", 128, False, {"causal": True}),
     "64 dims, packed, grouped, window": ("b128x128w8s2-atomic-tma-ws", 64, True, {"window": (100, 10)}),
     "256 dims, causal": ("b64x64w8s2-atomic-tma-ws", 256, False, {"causal": True}),
+    "256 dims, causal, direct": ("b64x64w8s2-atomic-tma-ws-direct", 256, False, {"causal": True}),
+    "256 dims, carried": ("b64x64w8s2-atomic-tma-ws-carried", 256, False, {}),
 }
 EXPECTED = {
-    "128 dims, causal": (10, 80, 4),
-    "64 dims, packed, grouped, window": (14, 96, 4),
-    "256 dims, causal": (8, 96, 4),
+    "128 dims, causal": (10, 80, 4, 0),
+    "64 dims, packed, grouped, window": (14, 96, 4, 0),
+    "256 dims, causal": (8, 96, 4, 0),
+    "256 dims, causal, direct": (10, 96, 0, 32),
+    "256 dims, carried": (8, 96, 0, 48),
 }
-"""Waits of both warpgroups for P, dS, dQ and dK, 64 rows each, and for the last dQ; products; additions to the sums of dQ."""
+"""Waits of both warpgroups for P, dS, dQ and dK, 64 rows each, and for the last dQ; products; additions to the sums of dQ
+by TMA; instructions that add to them from registers."""
 
 
 def jobs():
@@ -72,14 +77,16 @@ def test_no_step_spills_and_no_product_waits_for_another(version):
         assert one.spills <= 16, (label, one)
         assert not any(loop["sass"].get(name) for loop in one.loops for name in ("LDL", "STL")), (label, one)
         assert not one.early, (label, one)
-        waits, products, additions = EXPECTED[label]
+        waits, products, additions, atomics = EXPECTED[label]
         assert one.waits == waits, (label, one)
         assert one.sass["HGMMA"] == one.tensor_core == products, (label, one)
-        assert one.sass["UTMAREDG"] == additions, (label, one)
-        assert not set(one.sass) & {"RED", "REDG", "ATOM", "ATOMG"}, (label, one)
+        assert one.sass.get("UTMAREDG", 0) == additions, (label, one)
+        assert one.sass.get("REDG", 0) == atomics, (label, one)
+        assert not set(one.sass) & {"RED", "ATOM", "ATOMG"}, (label, one)
         assert len(one.loops) == 2, (label, one)
         for loop in one.loops:
             # Exponentials, dS, and dQ's way into shared memory run beside products.
-            assert all(loop["beside"][name] == loop["sass"][name] for name in ("MUFU", "FADD", "STS")), (label, one)
+            for name in ("MUFU", "FADD", "STS", "REDG"):
+                assert loop["beside"].get(name) == loop["sass"].get(name), (label, one)
         assert one.shared <= 227 * 1024, (label, one)
         assert one.warps == 12, (label, one)

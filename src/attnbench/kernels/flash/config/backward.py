@@ -68,6 +68,9 @@ class BackwardConfig(LaunchConfig):
     "for columns; apart: masked tiles in a loop of their own; fused: all tiles in one loop (dense tensors by tma only)"
     add: Annotated[str, Spelled("-{}", ("last", "beside"))] = "last"
     "when a part of dQ is added by atomics; beside: it is computed before dK, and added while the dK product runs"
+    sums: Annotated[str, Spelled("-{}", ("staged", "direct", "carried"))] = "staged"
+    """how `ws` over 128 dims adds dQ to its sums; staged: by TMA, through shared memory; direct: by atomics from registers,
+    and dO has as many stages as Q; carried: likewise, half of it in the next step"""
     masked_stages: Annotated[int, Spelled("-m{}")] = 1
     "tiles in flight in the loop of masked tiles; more stages take more registers"
     registers: Annotated[int | None, Spelled("-g{}")] = None
@@ -137,6 +140,8 @@ def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int
         ):
             if value not in accepted:
                 return f"tile: {name}={value}; one of {', '.join(map(str, accepted))}"
+    if config.sums != "staged" and (config.order != "ws" or max(dim, dim_v) <= 128):
+        return f"sums: {config.sums} requires ws and over 128 dims"
     if config.order == "ws":
         return _not_hopper(config, capability, item_bytes, dim, dim_v)
     if config.loads == "tma" and 0 < capability[0] < 9:
@@ -165,7 +170,7 @@ def _not_hopper(
         return f"ws: sm_{capability[0]}{capability[1]} has no warpgroup products; sm_90"
     if item_bytes != 2 or widest > 256 or dim % 8 or dim_v % 8:
         return f"ws: {item_bytes}-byte elements of {dim} and {dim_v} dims; 2 bytes, multiples of 8 up to 256"
-    plain = BackwardConfig(columns=tiles, loads="tma", order="ws", section_mib=config.section_mib)
+    plain = BackwardConfig(columns=tiles, loads="tma", order="ws", section_mib=config.section_mib, sums=config.sums)
     if config != plain or config.section_mib < 1:
         return f"ws: loads, mask, add, registers and rows cannot be chosen; {replace(plain, section_mib=SECTION_MIB).short}"
     rows, keys, fewest = (128, 128, 2) if widest <= 64 else (64, 128, 2) if widest <= 128 else (64, 64, 1)
@@ -227,8 +232,10 @@ def backward_space(
     loads = WORDS["loads"] if capability[0] not in range(1, 9) else ("pointer",)
     orders = WORDS["order"][:3]
     hopper = [
-        BackwardConfig(columns=Tiles(rows, keys, 8, stages), loads="tma", order="ws", section_mib=mib)
-        for rows, keys, stages, mib in product((64, 128), (64, 128), (1, 2, 3), (SECTION_MIB, 8, 1000))
+        BackwardConfig(columns=Tiles(rows, keys, 8, stages), loads="tma", order="ws", sums=sums, section_mib=mib)
+        for rows, keys, stages, sums, mib in product(
+            (64, 128), (64, 128), (1, 2, 3), WORDS["sums"], (SECTION_MIB, 8, 1000)
+        )
     ]
     found = [] if deterministic else hopper
     found += [

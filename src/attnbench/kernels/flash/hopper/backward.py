@@ -43,7 +43,7 @@ from attnbench.kernels.flash.hopper.backward_step import (
     step,
     store_gradient,
 )
-from attnbench.kernels.flash.hopper.backward_wide import flash_hopper_backward_wide
+from attnbench.kernels.flash.hopper.backward_wide import WideMeta, flash_hopper_backward_wide
 from attnbench.kernels.flash.hopper.tiles import Mask
 from attnbench.kernels.flash.tiles import BACKWARD_COUNTS
 from attnbench.kernels.shared.hopper import (
@@ -330,6 +330,15 @@ def launch_hopper_columns(
     columns = sums.shape[-1]
     reread = members * problem.max_seqlen_q * ((q.shape[-1] + v.shape[-1]) * q.element_size() + 4 * columns)
     loaded = columns // 2 if wide else columns
+    staged = config.sums == "staged"
+    constants = {**problem.flags(), "BLOCK_M": cut.block_m, "STAGES": cut.stages}
+    of_kernel: dict[str, Any] = constants
+    if wide:
+        of_kernel = {
+            "sums_ptr": None if staged else sums,
+            "sums_rows": None if staged else rows_in(sums, 1),
+            "META": WideMeta(**constants, SUMS=config.sums),
+        }
     launch(
         flash_hopper_backward_wide if wide else flash_hopper_backward,
         (tiles * pairs,),
@@ -341,7 +350,9 @@ def launch_hopper_columns(
             _plain(sums.view(heads, -1, ROWS.value), 1, ROWS.value),
             shape={1: rows_in(sums, 1) * (columns // ROWS.value)},
             strides={0: stride_in(sums, 0)},
-        ),
+        )
+        if staged
+        else None,
         **problem.lengths(),
         scale_log2=problem.scale / math.log(2),
         **problem.reach(),
@@ -350,9 +361,7 @@ def launch_hopper_columns(
         pairs=pairs,
         tiles=tiles,
         group=group_of(reread, config.section_mib, pairs),
-        **problem.flags(),
-        BLOCK_M=cut.block_m,
-        STAGES=cut.stages,
+        **of_kernel,
         num_warps=4,
         launch_pdl=True,
     )

@@ -209,7 +209,7 @@ def weigh(scores, dv, dout, consumer, slot, at, masked, low, high, WEIGHTS: gl.c
     least = stats.leasts.index(slot).load(SCORES)
     if consumer.problem.BLOCK_M == ROWS:
         # Up to 64 dims the kernel before has done this: the assembler puts it, and the wait for `least`, between two
-        # products of dP, which delays them.  Above, where a warpgroup issues fewer products in a row, that is faster.
+        # products of dP, which delays them.  At 128 dims it was measured to be faster here; the reason is not known.
         least *= consumer.scale_log2
     scores = warpgroup_mma_wait(AFTER, [scores])
     if masked:
