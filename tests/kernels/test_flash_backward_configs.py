@@ -99,7 +99,7 @@ def test_what_is_left_out_says_by_which_rule(change, rule):
     assert said.startswith(rule)
 
 
-HOPPER = {64: "b128x128w8s2-atomic-tma-ws", 128: "b64x128w8s2-atomic-tma-ws", 256: "b64x64w8s2-atomic-tma-ws"}
+HOPPER = {64: "b128x128w8s2-atomic-tma-ws", 128: "b64x128w8s2-atomic-tma-ws", 256: "b64x64w8s2-atomic-tma-ws-carried"}
 
 
 @pytest.mark.parametrize("dim", [8, 64, 72, 128, 136, 256])
