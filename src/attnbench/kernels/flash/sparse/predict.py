@@ -72,8 +72,8 @@ SMALL = Tile(64, 64, 64, 4, 3)
 "Where larger tiles would not occupy the card."
 LARGE = Tile(128, 128, 64, 8, 3)
 "It fits the shared memory of every card since sm_80."
-HOPPER = Tile(128, 256, 64, 8, 4)
-"For strides: a product of so many tokens is limited by the operands' way from the L2, which larger tiles shorten."
+WIDE = Tile(128, 256, 64, 8, 4)
+"For strides on Hopper that its own kernel does not take: the larger the tile, the less is read from the L2 for a product."
 FULL = Tile(64, 64, 32, 4, 2)
 "For strides of fp32: each product is three of tf32."
 
@@ -83,9 +83,18 @@ def tile_of(q: Tensor, rule: Rule, parts: tuple[int, int]) -> Tile:
     if rule.stride and q.dtype == torch.float32:
         return FULL
     if rule.stride and capability_of(q) == (9, 0):
-        return HOPPER
+        return WIDE
     tiles = q.shape[0] * q.shape[1] * triton.cdiv(parts[0], LARGE.q) * triton.cdiv(parts[1], LARGE.k)
     return LARGE if tiles >= 2 * processors(q) else SMALL
+
+
+def is_for_hopper(q: Tensor, k: Tensor, rule: Rule) -> bool:
+    """Whether the kernel for Hopper multiplies these tokens or means: blocks of several parts, and whole strides."""
+    if capability_of(q) != (9, 0) or rule.block[1] == rule.sizes[1]:
+        return False
+    from attnbench.kernels.flash.sparse.hopper.predict import is_described
+
+    return all(is_described(x, rule.stride or 2) for x in (q, k))
 
 
 def predict_blocks(q: Tensor, k: Tensor, rule: Rule) -> Tensor:
@@ -181,14 +190,22 @@ def _products(rule: Rule, q: Tensor, k: Tensor, lengths: tuple[int, int]) -> Sco
     (batch, heads, rows_q, dim), (_, heads_kv, rows_k, _) = q.shape, k.shape
     parts_q, parts_k = (-(-length // size) for length, size in zip(lengths, rule.sizes, strict=True))
     columns = -(-lengths[1] // rule.block[1])
+    parts = rule.block[1] // rule.sizes[1]
+    found = empty((batch, heads, parts_q, columns), q, torch.float32)
+    scale = LOG2_E * (rule.scale if rule.stride else 1.0)  # the means have it
+    if is_for_hopper(q, k, rule):
+        from attnbench.kernels.flash.sparse.hopper.predict import TILE_K, launch_hopper_products
+
+        largest = empty((*found.shape[:3], triton.cdiv(parts_k, TILE_K)), q, torch.float32)
+        launch_hopper_products(q, k, found, largest, parts_k, stride=rule.stride, parts=parts, scale=scale)
+        return Scores(found, largest, TILE_K // parts)
     width = max(16, triton.next_power_of_2(dim))
     tile = tile_of(q, rule, (parts_q, parts_k))
     across = triton.cdiv(parts_k, tile.k)
-    parts = rule.block[1] // rule.sizes[1]
     unit = rule.stride or 2
-    scores = Scores(empty((batch, heads, parts_q, columns), q, torch.float32))
+    scores = Scores(found)
     if parts > 1:
-        scores = Scores(scores.found, empty((batch, heads, parts_q, across), q, torch.float32), tile.k // parts)
+        scores = Scores(found, empty((*found.shape[:3], across), q, torch.float32), tile.k // parts)
     launch(
         multiply_parts,
         (batch * heads * triton.cdiv(parts_q, tile.q) * across,),
@@ -209,7 +226,7 @@ def _products(rule: Rule, q: Tensor, k: Tensor, lengths: tuple[int, int]) -> Sco
         k_batch=k.stride(0),
         k_head=k.stride(1),
         k_row=k.stride(2),
-        scale=LOG2_E * (rule.scale if rule.stride else 1.0),  # the means have it
+        scale=scale,
         dim=dim,
         STRIDE=rule.stride,
         PARTS=parts,
