@@ -16,10 +16,10 @@ from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, facts_
 
 LARGEST_WIDTH = 8192
 "Most columns of a map: one program holds a row in registers."
-GROUP = 4
-"Parts that a program pools."
-AHEAD = 16
-"Rows of a part that a step of a program pools, all loaded before the first is used."
+LINES = 4
+"Groups of rows that a program pools, if parts are no larger."
+EACH = 16
+"Rows that a thread adds."
 
 LOG2_E = 1.4426950408889634
 
@@ -131,13 +131,15 @@ def _means(rule: Rule, q: Tensor, k: Tensor) -> tuple[tuple[Tensor, Tensor | Non
     """Means of the parts of q and of k, as rows in pairs [B, H, 2 parts, width], and with a gate how alike theirs are."""
     dim = q.shape[3]
     width = max(16, triton.next_power_of_2(dim))
+    each = min(EACH, *rule.sizes)
+    lines = max(LINES, *(size // each for size in rule.sizes))
     made = []
     programs = []
     for x, size in zip((q, k), rule.sizes, strict=True):
         parts = -(-x.shape[2] // size)
         alike = empty((*x.shape[:2], parts), q, torch.float32) if rule.gate else None
         made.append((empty((*x.shape[:2], 2 * parts, width), q, torch.bfloat16), alike))
-        programs.append(x.shape[0] * x.shape[1] * -(-parts // GROUP))
+        programs.append(x.shape[0] * x.shape[1] * -(-parts * size // (lines * each)))
     (q_mean, q_alike), (k_mean, k_alike) = made
     size_q, size_k = rule.sizes
     launch(
@@ -164,12 +166,12 @@ def _means(rule: Rule, q: Tensor, k: Tensor) -> tuple[tuple[Tensor, Tensor | Non
         dim=dim,
         SIZE_Q=size_q,
         SIZE_K=size_k,
-        GROUP=GROUP,
+        LINES=lines,
+        EACH=each,
         WIDTH=width,
         ALIKE=rule.gate > 0,
-        AHEAD=AHEAD,
         # A thread loads 16 bytes of a row.
-        num_warps=max(1, min(8, GROUP * width * q.element_size() // (16 * 32))),
+        num_warps=max(1, min(8, lines * width * q.element_size() // (16 * 32))),
     )
     return tuple(made)
 

@@ -41,39 +41,38 @@ def pool_rows(
     scale,
     dim,
     SIZE: tl.constexpr,
-    GROUP: tl.constexpr,
+    LINES: tl.constexpr,
+    EACH: tl.constexpr,
     WIDTH: tl.constexpr,
     ALIKE: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
-    """GROUP parts of SIZE rows of one head.
+    """The parts of SIZE rows that consist of LINES x EACH rows of one head.
 
-    A thread sums its columns over all rows of a part, so that nothing is exchanged between threads.  Programs of
-    different heads and the same rows follow each other: where a token's heads are adjacent in memory, they read whole rows
-    of DRAM pages together.
+    A thread adds its columns of EACH rows, and exchanges only their sum.  Programs of different heads and the same rows
+    follow each other: where a token's heads are adjacent in memory, they read whole DRAM pages together.
     """
+    GROUP: tl.constexpr = LINES * EACH // SIZE
     parts = (seqlen + SIZE - 1) // SIZE
     groups = (parts + GROUP - 1) // GROUP
     head = number % heads
     batch = number // heads // groups
-    part = (number // heads - batch * groups) * GROUP + tl.arange(0, GROUP)
-    first = part * SIZE
+    group = number // heads - batch * groups
     column = tl.arange(0, WIDTH)
+    first = group * (LINES * EACH) + tl.arange(0, LINES) * EACH
     x_ptr += tl.cast(batch, tl.int64) * stride_batch + tl.cast(head, tl.int64) * stride_head
     x_ptr += first.to(tl.int64)[:, None] * stride_row + column[None, :]
-    total = tl.zeros([GROUP, WIDTH], tl.float32)
-    units = tl.zeros([GROUP, WIDTH], tl.float32)
-    for start in range(0, SIZE, AHEAD):
-        for index in tl.static_range(AHEAD):
-            row = start + index
-            there = (first + row < seqlen)[:, None] & (column < dim)[None, :]
-            x = tl.load(x_ptr + tl.cast(row, tl.int64) * stride_row, mask=there, other=0.0).to(tl.float32)
-            total += x
-            if ALIKE:
-                norm = tl.sqrt(tl.sum(x * x, 1))
-                units += x / tl.where(norm > 1e-12, norm, 1e-12)[:, None]
-    tokens = tl.minimum(tl.maximum(seqlen - first, 1), SIZE).to(tl.float32)[:, None]
-    mean = total / tokens * scale
+    total = tl.zeros([LINES, WIDTH], tl.float32)
+    units = tl.zeros([LINES, WIDTH], tl.float32)
+    for row in tl.static_range(EACH):
+        there = (first + row < seqlen)[:, None] & (column < dim)[None, :]
+        x = tl.load(x_ptr + tl.cast(row, tl.int64) * stride_row, mask=there, other=0.0).to(tl.float32)
+        total += x
+        if ALIKE:
+            norm = tl.sqrt(tl.sum(x * x, 1))
+            units += x / tl.where(norm > 1e-12, norm, 1e-12)[:, None]
+    part = group * GROUP + tl.arange(0, GROUP)
+    tokens = tl.minimum(tl.maximum(seqlen - part * SIZE, 1), SIZE).to(tl.float32)[:, None]
+    mean = tl.sum(tl.reshape(total, [GROUP, SIZE // EACH, WIDTH]), 1) / tokens * scale
     # Two 16-bit numbers have 16 bits of the mean: its products are rounded to 2⁻¹⁶ of their size, far below what 16-bit
     # queries and keys are rounded to, and run on tensor cores.
     high = mean.to(tl.bfloat16)
@@ -84,7 +83,7 @@ def pool_rows(
     tl.store(mean_ptr, high, mask=stored)
     tl.store(mean_ptr + WIDTH, low, mask=stored)
     if ALIKE:
-        unit = units / tokens
+        unit = tl.sum(tl.reshape(units, [GROUP, SIZE // EACH, WIDTH]), 1) / tokens
         tl.store(alike_ptr + place, tl.sum(unit * unit, 1), mask=part < parts)
 
 
@@ -112,12 +111,12 @@ def pool_blocks(
     dim,
     SIZE_Q: tl.constexpr,
     SIZE_K: tl.constexpr,
-    GROUP: tl.constexpr,
+    LINES: tl.constexpr,
+    EACH: tl.constexpr,
     WIDTH: tl.constexpr,
     ALIKE: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
-    """Means of GROUP parts of queries, in the first `of_queries` programs, or of GROUP parts of keys; one program.
+    """Means of the parts of LINES x EACH queries, in the first `of_queries` programs, or of so many keys; one program.
 
     Means are [B, heads, parts, 2, WIDTH], each the sum of two bf16 numbers, and 0 from `dim` on; those of queries are
     multiplied by `scale`.  With ALIKE also the mean cosine of all pairs of rows of a part.
@@ -137,10 +136,10 @@ def pool_blocks(
             scale=scale,
             dim=dim,
             SIZE=SIZE_Q,
-            GROUP=GROUP,
+            LINES=LINES,
+            EACH=EACH,
             WIDTH=WIDTH,
             ALIKE=ALIKE,
-            AHEAD=AHEAD,
         )
     else:
         pool_rows(
@@ -156,10 +155,10 @@ def pool_blocks(
             scale=1.0,
             dim=dim,
             SIZE=SIZE_K,
-            GROUP=GROUP,
+            LINES=LINES,
+            EACH=EACH,
             WIDTH=WIDTH,
             ALIKE=ALIKE,
-            AHEAD=AHEAD,
         )
 
 
@@ -394,10 +393,12 @@ def select_blocks(
         undecided = undecided >> 1
     above = judged & ((key & ~undecided) > least)
     equal = judged & ((key & ~undecided) == least)
-    before = tl.sum(tl.where(above, weight, 0.0), 0)
-    ties = tl.where(equal, weight, 0.0)
-    earlier = tl.cumsum(ties, 0) - ties
-    kept = above | (equal & (before + earlier < wanted))
+    kept = above | equal
+    if inside > 1:  # of equal ones the first, as many as are wanted
+        before = tl.sum(tl.where(above, weight, 0.0), 0)
+        ties = tl.where(equal, weight, 0.0)
+        earlier = tl.cumsum(ties, 0) - ties
+        kept = above | (equal & (before + earlier < wanted))
     # If there are no more blocks than wanted, or no score is a number, all are kept.
     kept = kept | unknown | (weight * tl.where(total <= wanted, 1.0, 0.0) > 0.0) | (weight * 0.0 + total == 0.0)
     if GATED:
