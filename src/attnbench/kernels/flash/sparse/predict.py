@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.flash.sparse.portable.predict import multiply_parts, pool_blocks, select_blocks
+from attnbench.kernels.flash.sparse.portable.predict import ProductsMeta, multiply_parts, pool_blocks, select_blocks
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, facts_of, launch
 
@@ -230,13 +230,15 @@ def _products(rule: Rule, q: Tensor, k: Tensor, lengths: tuple[int, int]) -> Sco
         k_row=k.stride(2),
         scale=scale,
         dim=dim,
-        STRIDE=rule.stride,
-        PARTS=parts,
-        TILE_Q=tile.q,
-        TILE_K=tile.k,
-        WIDTH=width,
-        CHUNK=min(width, tile.chunk),
-        WHOLE=rows_q % unit == 0 and rows_k % unit == 0 and dim == width,
+        META=ProductsMeta(
+            STRIDE=rule.stride,
+            PARTS=parts,
+            TILE_Q=tile.q,
+            TILE_K=tile.k,
+            WIDTH=width,
+            CHUNK=min(width, tile.chunk),
+            WHOLE=rows_q % unit == 0 and rows_k % unit == 0 and dim == width,
+        ),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

@@ -17,13 +17,28 @@ kept, and does not affect the others.
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 
 COUNTS = ("heads", "heads_kv", "seqlen_q", "seqlen_k", "parts_q", "parts_k", "rows", "columns", "of_queries")
 "Launch arguments whose values the code is not specialized for."
+
+
+class ProductsMeta(NamedTuple):
+    """Compile-time constants of `multiply_parts`."""
+
+    STRIDE: int
+    PARTS: int
+    TILE_Q: int
+    TILE_K: int
+    WIDTH: int
+    "power of two, at least the head dim"
+    CHUNK: int
+    "dims of a step"
+    WHOLE: bool
+    "no part lacks rows, and no row has fewer dims than WIDTH"
 
 
 @triton.jit
@@ -184,13 +199,7 @@ def multiply_parts(
     k_row,
     scale,
     dim,
-    STRIDE: tl.constexpr,
-    PARTS: tl.constexpr,
-    TILE_Q: tl.constexpr,
-    TILE_K: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr,
+    META: tl.constexpr,
 ):
     """Scores of TILE_Q parts of queries with the blocks of TILE_K parts of keys, PARTS a block; one program.
 
@@ -201,12 +210,15 @@ def multiply_parts(
     Scores are fp32 [B, H, parts_q, columns].  With one part a block they are x, the products times `scale`.  With more, m
     being the largest x of a part of queries in this tile, they are Σ 2ˣ⁻ᵐ over the parts of a block, and m is stored too,
     fp32 [B, H, parts_q, tiles of keys].
-
-    WHOLE: rows that a part lacks, and columns from `dim` on, do not occur.
     """
+    STRIDE: tl.constexpr = META.STRIDE
+    PARTS: tl.constexpr = META.PARTS
+    TILE_Q: tl.constexpr = META.TILE_Q
+    TILE_K: tl.constexpr = META.TILE_K
+    CHUNK: tl.constexpr = META.CHUNK
     ROWS: tl.constexpr = STRIDE if STRIDE > 0 else 2
     PRODUCTS: tl.constexpr = STRIDE if STRIDE > 0 else 3
-    CHUNKS: tl.constexpr = WIDTH // CHUNK
+    CHUNKS: tl.constexpr = META.WIDTH // CHUNK
     SIDE: tl.constexpr = TILE_K // PARTS
     number = tl.program_id(0)
     across = (parts_k + TILE_K - 1) // TILE_K
@@ -237,7 +249,7 @@ def multiply_parts(
             of_key = product % 2
         q_at = q_ptr + (tl.cast(of_query, tl.int64) * q_row + start)
         k_at = k_ptr + (tl.cast(of_key, tl.int64) * k_row + start)
-        if WHOLE:
+        if META.WHOLE:
             q_rows = tl.load(q_at)
             k_rows = tl.load(k_at)
         else:
