@@ -88,6 +88,11 @@ def tile_of(q: Tensor, rule: Rule, parts: tuple[int, int]) -> Tile:
     return LARGE if tiles >= 2 * processors(q) else SMALL
 
 
+def is_launched_early(x: Tensor) -> bool:
+    """Whether the selection is launched while the products run, and waits for their end: on Hopper."""
+    return capability_of(x) == (9, 0)
+
+
 def is_for_hopper(q: Tensor, k: Tensor, rule: Rule) -> bool:
     """Whether the kernel for Hopper multiplies these tokens or means: blocks of several parts, and whole strides."""
     if capability_of(q) != (9, 0) or rule.block[1] == rule.sizes[1]:
@@ -238,6 +243,7 @@ def _products(rule: Rule, q: Tensor, k: Tensor, lengths: tuple[int, int]) -> Sco
             WIDTH=width,
             CHUNK=min(width, tile.chunk),
             WHOLE=rows_q % unit == 0 and rows_k % unit == 0 and dim == width,
+            DEPENDENT=is_launched_early(q),
         ),
         num_warps=tile.warps,
         num_stages=tile.stages,
@@ -261,6 +267,7 @@ def _selected(
         raise ValueError(f"predict_blocks: columns={columns} are too many; at most {LARGEST_WIDTH}")
     found = empty((batch, heads, rows, columns), scores.found, torch.bool)
     width = max(32, triton.next_power_of_2(columns))
+    dependent = is_launched_early(found)
     launch(
         select_blocks,
         (batch * heads * rows,),
@@ -287,6 +294,8 @@ def _selected(
         BY_NUMBER=rule.by_number,
         GATED=rule.gate > 0,
         WIDTH=width,
+        DEPENDENT=dependent,
         num_warps=1 if width <= 512 else width // 256,
+        **({"launch_pdl": True} if dependent else {}),
     )
     return found

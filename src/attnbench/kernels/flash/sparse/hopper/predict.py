@@ -15,6 +15,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.flash.hopper.tiles import max_of
 from attnbench.kernels.shared.card import processors
@@ -206,6 +207,7 @@ def multiply_parts_hopper(
     META: gl.constexpr,
 ):
     """Scores as of `multiply_parts` with more than one part a block; allocate the ring, and start the warps."""
+    gdc_launch_dependents()  # allows `select_blocks` to start, which waits for the end of this kernel
     STRIDE: gl.constexpr = META.STRIDE
     CHUNKS: gl.constexpr = META.CHUNKS
     PRODUCTS: gl.constexpr = STRIDE if STRIDE > 0 else 3

@@ -21,6 +21,7 @@ from typing import NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 COUNTS = ("heads", "heads_kv", "seqlen_q", "seqlen_k", "parts_q", "parts_k", "rows", "columns", "of_queries")
 "Launch arguments whose values the code is not specialized for."
@@ -39,6 +40,8 @@ class ProductsMeta(NamedTuple):
     "dims of a step"
     WHOLE: bool
     "no part lacks rows, and no row has fewer dims than WIDTH"
+    DEPENDENT: bool
+    "the next kernel may be launched while this one runs, and waits for its end"
 
 
 @triton.jit
@@ -220,6 +223,8 @@ def multiply_parts(
     PRODUCTS: tl.constexpr = STRIDE if STRIDE > 0 else 3
     CHUNKS: tl.constexpr = META.WIDTH // CHUNK
     SIDE: tl.constexpr = TILE_K // PARTS
+    if META.DEPENDENT:
+        gdc_launch_dependents()
     number = tl.program_id(0)
     across = (parts_k + TILE_K - 1) // TILE_K
     tiles = (parts_q + TILE_Q - 1) // TILE_Q * across
@@ -337,12 +342,15 @@ def select_blocks(
     BY_NUMBER: tl.constexpr,
     GATED: tl.constexpr,
     WIDTH: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Select blocks of one row of the map from scores fp32 [B, H, parts_q, columns], at most WIDTH columns; one program.
 
     With SIDE, a row of the map has PARTS parts, whose scores are sums relative to the largest of a tile of SIDE columns,
     fp32 [B, H, parts_q, tiles].  A block's score is then the logarithm of the sum of its parts', or with SHARES of their
     shares of the softmax over the columns.
+
+    DEPENDENT: launched before the end of the kernel that computes the scores.
     """
     number = tl.program_id(0)
     pair = number // rows
@@ -356,6 +364,8 @@ def select_blocks(
         possible = possible & (column * BLOCK_K < end)
         forced = possible & ((column + 1) * BLOCK_K > first)
     at = tl.cast(number, tl.int64) * columns + column
+    if DEPENDENT:
+        gdc_wait()
     if SIDE > 0:
         score = sum_parts(
             scores_ptr, largest_ptr, pair, row, parts_q, columns, PARTS=PARTS, SIDE=SIDE, SHARES=SHARES, WIDTH=WIDTH
