@@ -87,3 +87,6 @@ def test_what_a_tensor_map_cannot_describe_is_told_apart():
     assert not predict.is_described(whole[:, :, :63], 16)
     assert not predict.is_described(torch.zeros(2, 2, 64, 33, dtype=torch.bfloat16)[..., :32], 16)
     assert not predict.is_described(whole.mT, 16)
+    assert not predict.is_described(whole[:, :1].expand(2, 2, 64, 32), 16)
+    assert predict.is_described(torch.zeros(65, 32, dtype=torch.bfloat16)[1:].view(1, 1, 64, 32), 16)
+    assert not predict.is_described(torch.zeros(2049, dtype=torch.bfloat16)[1:].view(1, 1, 64, 32), 16)

@@ -242,9 +242,10 @@ def multiply_parts_hopper(
 
 
 def is_described(x: Tensor, unit: int) -> bool:
-    """Whether a tensor map can describe rows [B, H, S, D] in groups of `unit`: 16 bits, whole groups, aligned strides."""
+    """Whether `groups_of` can describe rows [B, H, S, D]: 16 bits, whole groups, strides multiples of 16 bytes."""
     item = x.element_size()
-    aligned = all(stride * item % 16 == 0 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if size > 1)
+    strides = [stride for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if size > 1]
+    aligned = all(stride > 0 and stride * item % 16 == 0 for stride in strides)
     return item == 2 and x.stride(3) == 1 and x.shape[2] % unit == 0 and aligned and x.data_ptr() % 16 == 0
 
 
