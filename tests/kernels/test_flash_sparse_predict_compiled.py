@@ -77,6 +77,7 @@ def test_it_compiles_for_hopper_without_spills():
         assert not [label for label, code in found.items() if code.spills]
         assert all(code.tensor_core for label, code in found.items() if label.startswith("multiply_parts"))
         # The selection is launched early; it accesses nothing before the products have ended.
+        assert all(code.sass["ACQBULK"] for label, code in found.items() if label.startswith("select_blocks"))
         assert not [label for label, code in found.items() if code.before_wait]
         # Two tiles of means on an SM: the exponentials of one run beside the products of the other.
         assert found[means.label].registers <= 128
