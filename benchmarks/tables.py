@@ -1089,6 +1089,7 @@ TABLES = {
     "flash-ncu-h200": Table(("flash-ncu-h200.json",), flash_counters),
     "hstu-jagged-h200": Table(("hstu-jagged-h200.json",), hstu_uneven),
     "hstu-dense-bwd-h200": Table(("hstu-dense-bwd-h200.json",), hstu_kernels("bwd")),
+    "hstu-dense-bwd-256-h200": Table(("hstu-dense-bwd-256-h200.json",), suite),
     "hstu-dense-bwd-before-h200": Table(("hstu-dense-bwd-before-h200.json",), hstu_kernels("bwd")),
     "hstu-bsa-fwd-h200": Table(("hstu-bsa-fwd-h200.json", "hstu-bsa-16384-h200.json"), hstu_sparse),
     "hstu-bsa-fwd-bwd-h200": Table(("hstu-bsa-fwd-bwd-h200.json",), hstu_sparse),
