@@ -69,10 +69,11 @@ def gradients(case, inputs, problem=None, seed=0, **cut):
     dq, dk, dv = (torch.full(x.shape, torch.nan, dtype=x.dtype) for x in (inputs.q, inputs.k, inputs.v))
     cut = {"lag": max(case.attn_dim, case.linear_dim) <= 128} | cut
     config = hstu_dense.BackwardConfig(columns=replace(WS, **cut), rows=None)
+    problem = problem or problem_of(hstu_dense, case, inputs)
     with (
         machine_runs(hstu_hopper_backward, "hstu_hopper_backward", seed=seed),
         machine_runs(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", seed=seed),
-        machine_runs(hstu_dense_backward, "hstu_dense_backward_round", seed=seed),
+        machine_runs(hstu_dense_backward, "hstu_dense_backward_round", "hstu_dense_backward_round_tiles", seed=seed),
     ):
         hstu_dense.launch_backward(
             inputs.q,
@@ -82,9 +83,9 @@ def gradients(case, inputs, problem=None, seed=0, **cut):
             dq,
             dk,
             dv,
-            problem or problem_of(hstu_dense, case, inputs),
+            problem,
             config,
-            torch.full(hstu_dense.workspace_shape(inputs.q, config), torch.nan),
+            torch.full(hstu_dense.workspace_shape(inputs.q, problem, config), torch.nan),
         )
     return {"dq": dq, "dk": dk, "dv": dv}
 
