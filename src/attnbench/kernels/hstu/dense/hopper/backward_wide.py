@@ -24,7 +24,6 @@ from attnbench.kernels.hstu.dense.hopper.backward_wide_step import (
     PIECE,
     Consumer,
     StagedSums,
-    add_carried,
     step_carried,
     step_staged,
 )
@@ -39,7 +38,7 @@ from attnbench.kernels.shared.hopper import (
     store_tile,
     sync_warps,
 )
-from attnbench.kernels.shared.hopper_backward import SHARE, DirectSums, fill_both, fill_halves
+from attnbench.kernels.shared.hopper_backward import SHARE, DirectSums, add_numbers, fill_both, fill_halves
 
 
 @gluon.jit
@@ -120,11 +119,17 @@ def consume(consumer, sums, WARPGROUP: gl.constexpr):
                 rings.k.take(half)
                 rings.v.take(half)
             if consumer.CARRY:
+                PIECES: gl.constexpr = HALF // PIECE
                 work = tile.from_first_query()
+                # Before the first step zeros are added to that one's rows.
                 carried = gl.zeros([ROWS, PIECE], gl.float32, OF_PIECE)
+                first = work.query_tile(0, consumer.problem.mask) * ROWS
+                place = sums.place(work, work.head, first, WARPGROUP, PIECES)
                 for count in range(steps):
-                    dk, dv, carried = step_carried(dk, dv, carried, consumer, sums, work, count, WARPGROUP)
-                add_carried(carried, sums, consumer, work, steps - 1, WARPGROUP)
+                    dk, dv, carried, place = step_carried(
+                        dk, dv, carried, place, consumer, sums, work, count, WARPGROUP
+                    )
+                add_numbers(carried, place, PIECES - 1)
             else:
                 for count in range(steps):
                     dk, dv = step_staged(dk, dv, consumer, sums, tile, count, WARPGROUP)

@@ -84,16 +84,7 @@ def multiply_share(keys, zero, ring, count, CARRY: gl.constexpr, WARPGROUP: gl.c
 
 @gluon.jit
 @no_type_check
-def add_carried(carried, sums, consumer, work, count, WARPGROUP: gl.constexpr):
-    """Add the last 64 of this warpgroup's columns of dQ of the count-th step from registers."""
-    PIECES: gl.constexpr = consumer.rings.k.COLUMNS // PIECE
-    at = work.query_tile(count, consumer.problem.mask) * ROWS
-    add_numbers(carried, sums.place(work, work.head, at, WARPGROUP, PIECES), PIECES - 1)
-
-
-@gluon.jit
-@no_type_check
-def share_scores(dv, carried, sums, consumer, work, count, tile, zero, WARPGROUP: gl.constexpr):
+def share_scores(dv, carried, place, consumer, work, count, tile, zero, WARPGROUP: gl.constexpr):
     """A and dS of one tile of queries; dV += Aᵀ dO is issued.  Returns dS of all queries, and dV."""
     rings = consumer.rings
     mask = consumer.problem.mask
@@ -118,8 +109,7 @@ def share_scores(dv, carried, sums, consumer, work, count, tile, zero, WARPGROUP
     exchange_share(weights.to(DTYPE), consumer.weighted.index(slot), consumer.filled.index(2 * slot), phase, WARPGROUP)
     dv = warpgroup_mma(consumer.weighted.index(slot), rings.dout.tile(2 * count + WARPGROUP), dv, is_async=True)
     if consumer.CARRY:
-        # Before the first step zeros are added to that one's rows.
-        add_carried(carried, sums, consumer, work, gl.maximum(count - 1, 0), WARPGROUP)
+        add_numbers(carried, place, rings.k.COLUMNS // PIECE - 1)
     dweights = warpgroup_mma_wait(1, [dweights])
     exchange_share(
         (dweights * slope).to(DTYPE),
@@ -143,7 +133,7 @@ def step_staged(dk, dv, consumer, sums, work, count, WARPGROUP: gl.constexpr):
     dscores, dv = share_scores(
         dv=dv,
         carried=None,
-        sums=None,
+        place=None,
         consumer=consumer,
         work=work,
         count=count,
@@ -184,8 +174,8 @@ def dq_piece(dscores, k, INDEX: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def step_carried(dk, dv, carried, consumer, sums, work, count, WARPGROUP: gl.constexpr):
-    """The same with dQ added from registers: its last 64 columns are returned, and added in the next step."""
+def step_carried(dk, dv, carried, place, consumer, sums, work, count, WARPGROUP: gl.constexpr):
+    """The same with dQ added from registers: returns its last 64 columns and their place, for the next step to add."""
     rings = consumer.rings
     PIECES: gl.constexpr = rings.k.COLUMNS // PIECE
     tile = work.query_tile(count, consumer.problem.mask)
@@ -193,7 +183,7 @@ def step_carried(dk, dv, carried, consumer, sums, work, count, WARPGROUP: gl.con
     dscores, dv = share_scores(
         dv=dv,
         carried=carried,
-        sums=sums,
+        place=place,
         consumer=consumer,
         work=work,
         count=count,
@@ -206,12 +196,12 @@ def step_carried(dk, dv, carried, consumer, sums, work, count, WARPGROUP: gl.con
         piece = dq_piece(dscores, k, 0)
     later = dq_piece(dscores, k, PIECES - 1)
     dk = warpgroup_mma(dscores, rings.q.tile(2 * count + WARPGROUP), dk, is_async=True)
+    place = sums.place(work, work.head, tile * ROWS, WARPGROUP, PIECES)
     if PIECES > 1:
-        place = sums.place(work, work.head, tile * ROWS, WARPGROUP, PIECES)
         piece, dv = warpgroup_mma_wait(2, [piece, dv])
         add_numbers(piece, place, 0)
         end_additions(consumer.filled, count)
     dk, dv, later = warpgroup_mma_wait(0, [dk, dv, later])
     # One mbarrier for both halves of Q and of dO: each arrival costs a barrier of the warpgroup.
     rings.q.release(2 * count)
-    return dk, dv, later
+    return dk, dv, later, place
