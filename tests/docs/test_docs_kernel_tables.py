@@ -66,7 +66,7 @@ def test_the_clock_is_of_the_records_of_a_mode():
     ("name", "rows"),
     [
         ("flash-fwd-h200", 20),
-        ("flash-bwd-h200", 20),
+        ("flash-bwd-h200", 26),
         ("hstu-dense-fwd-h200", 13),
         ("hstu-dense-bwd-h200", 13),
         ("hstu-dense-bwd-before-h200", 26),

@@ -76,6 +76,17 @@ def _rounded(convert: Any) -> Any:
     return converted
 
 
+def _multiplied(multiply: Any) -> Any:
+    """The interpreter's product of tiles, but of bf16 by value; its own multiplies the bits as integers."""
+    import triton.language as tl
+
+    def product(self: Any, a: Any, b: Any, *others: Any) -> Any:
+        a, b = (self.create_fp_ext(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b))
+        return multiply(self, a, b, *others)
+
+    return product
+
+
 def _known(numpy_type: Any) -> Any:
     """The interpreter's NumPy type of a type, whose table of all types it builds for each operation."""
     known: dict[str, Any] = {}
@@ -230,6 +241,9 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
     with _in_the_interpreters_language(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
+        patch.setattr(
+            interpreter.InterpreterBuilder, "create_dot", _multiplied(interpreter.InterpreterBuilder.create_dot)
+        )
         patch.setattr(interpreter, "_get_np_dtype", _known(interpreter._get_np_dtype))
         # It computes whether integers overflow and, when not debugging, discards the result.
         builder = interpreter.interpreter_builder

@@ -48,6 +48,7 @@ SESSIONS = {
     "sparse": ("flash-sparse", {"headdim": 64, "seqlen": 512}),
     "sparse, 8 bit": ("flash-sparse-quant", {"headdim": 64, "seqlen": 512}),
     "sparse, predicted": ("flash-sparse[cdf0.98]", {"headdim": 64, "seqlen": 512}),
+    "sparse, predicted along diagonals": ("flash-sparse[anti0.9]", {"headdim": 64, "seqlen": 512}),
     "dense": ("hstu-triton", {"mode": "fwd-bwd", "batch": 2}),
     "dense, jagged": ("hstu-triton", {"mode": "fwd-bwd", "batch": 2, "lengths": "uniform", "num_targets": 5}),
     "dense, few queries": ("hstu-triton", {"batch": 2, "delta_q": 32}),

@@ -29,7 +29,7 @@ MASKS = {
     "more-queries": {"causal": True, "seqlen_k": 600},
     "packed": {"causal": True, "batch": 3, "lengths": "1000/1000:129/700:1/33", "nheads": 2, "nheads_kv": 1},
 }
-HOPPER = {64: "b128x128w8s2-atomic-tma-ws", 128: "b64x128w8s2-atomic-tma-ws", 256: "b64x64w8s2-atomic-tma-ws"}
+HOPPER = {64: "b128x128w8s2-atomic-tma-ws", 128: "b64x128w8s2-atomic-tma-ws", 256: "b64x64w8s2-atomic-tma-ws-carried"}
 "By the most dims."
 SUMS = [(dim, f"{HOPPER[256]}-{sums}") for dim in (192, 256) for sums in ("direct", "carried")]
 

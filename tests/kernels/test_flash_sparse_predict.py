@@ -38,6 +38,13 @@ CASES = {
     "fewer-keys": {"seqlen": 500, "seqlen_k": 300, "causal": True, "block": "64x128"},
     "one-block": {"seqlen": 63},
     "one-more": {"seqlen": 65},
+    "one-token": {"seqlen": 1},
+    "one-query": {"seqlen": 1, "seqlen_k": 127, "causal": True, "nheads": 4, "nheads_kv": 1},
+    "odd": {"seqlen": 127, "seqlen_k": 129, "block": "128x64", "dtype": "fp16"},
+    "part-of-a-stride": {"seqlen": 129, "seqlen_k": 1000, "block": "64x128", "dtype": "bf16", "headdim": 48},
+    "several-tiles": {"batch": 1, "seqlen": 1000, "seqlen_k": 2100, "dtype": "bf16", "headdim": 16, "causal": True},
+    "whole-strides": {"batch": 1, "seqlen": 320, "block": "128x128", "dtype": "fp16", "headdim": 64, "nheads_kv": 1},
+    "whole-bf16": {"batch": 1, "seqlen": 272, "dtype": "bf16", "headdim": 128, "causal": True},
 }
 RULES = ("topk0.5", "cdf0.9", "sub0.6", "anti0.5", "cdf0.5-sim0.016", "topk0.25-sim0.02", "topk1", "cdf1")
 
@@ -48,16 +55,46 @@ def test_the_map_is_that_of_torch(kernels, monkeypatch, name, text):
     monkeypatch.setitem(sys.modules, "attnbench.kernels.flash.sparse.predict", kernels)
     case = case_of(**CASES[name])
     inputs = WORKLOAD.inputs(case, seed=1, kind="normal", device="cpu")
-    q, k = (x.transpose(1, 2) for x in (inputs.q, inputs.k))
+    # So large that the softmax over the scores is far from uniform; of all of it torch keeps what its sum does not lose.
+    size = 1 if text == "cdf1" else 2 if text.startswith("anti") else 8
+    q, k = (x.mul_(size).transpose(1, 2) for x in (inputs.q, inputs.k))
     predictor = Predictor.read("who", text)
     found = predictor._by_kernels(case, q, k)
     assert found.dtype == torch.bool
     assert torch.equal(found, predictor.on(case, q.device)(q, k))
 
 
+@pytest.mark.parametrize("by", ["kernels", "torch"])
+def test_an_anti_diagonal_is_followed_against_the_order_of_the_queries(kernels, monkeypatch, by):
+    """Keys of odd blocks match the queries in reverse order, those of even blocks in the same order."""
+    monkeypatch.setitem(sys.modules, "attnbench.kernels.flash.sparse.predict", kernels)
+    case = case_of(batch=1, seqlen=320, headdim=16)
+    token = torch.arange(320)
+    q = 8.0 * torch.eye(16)[token % 16].expand(1, 2, 320, 16)
+    k = 8.0 * torch.eye(16)[torch.where(token // 64 % 2 == 1, 15 - token % 16, token % 16)].expand(1, 2, 320, 16)
+    predictor = Predictor.read("who", "anti0.9")
+    found = predictor._by_kernels(case, q, k) if by == "kernels" else predictor.by_torch(case, q.device)(q, k)
+    assert torch.equal(found, torch.tensor([False, True, False, True, False]).expand(1, 2, 5, 5))
+
+
+@pytest.mark.parametrize("text", ["topk0.4", "cdf0.4", "sub0.4"])
+def test_a_key_that_is_no_number_keeps_its_column_and_leaves_the_choice_of_the_others(kernels, monkeypatch, text):
+    monkeypatch.setitem(sys.modules, "attnbench.kernels.flash.sparse.predict", kernels)
+    case = case_of()
+    inputs = WORKLOAD.inputs(case, seed=1, kind="normal", device="cpu")
+    q, k = (x.transpose(1, 2).contiguous() for x in (inputs.q, inputs.k))
+    predictor = Predictor.read("who", text)
+    without = predictor._by_kernels(case_of(seqlen_k=256), q, k[:, :, :256])
+    k[:, :, 270, 3] = float("nan")
+    found = predictor._by_kernels(case, q, k)
+    assert found[..., 4].all()
+    assert torch.equal(found[..., :4], without)
+
+
 def chosen(kernels, scores, **options):
     lengths = scores.shape[2] * 64, scores.shape[3] * 64
-    return kernels.select(scores, lengths, kernels.Rule(block=(64, 64), scale=1.0, **options))
+    rule = kernels.Rule(block=(64, 64), scale=1.0, **options)
+    return kernels._selected(rule, kernels.Scores(scores), scores.shape[1], lengths)
 
 
 @pytest.mark.parametrize("by_number", [False, True])
@@ -91,5 +128,23 @@ def test_rows_of_nothing_known_are_kept_whole(kernels, by_number):
 
 
 def test_more_columns_than_a_program_holds_are_refused(kernels):
-    with pytest.raises(ValueError, match="select: columns=8193 are too many; at most 8192"):
+    with pytest.raises(ValueError, match="predict_blocks: columns=8193 are too many; at most 8192"):
         chosen(kernels, torch.zeros(1, 1, 1, 8193), share=0.5, by_number=True)
+
+
+@pytest.mark.parametrize("by_number", [False, True])
+@pytest.mark.parametrize("columns", [1, 2, 37, 256])
+def test_the_threshold_is_that_of_sorted_scores(kernels, by_number, columns):
+    """Scores of one size, of all sizes, of few values, and all equal."""
+    random = torch.Generator().manual_seed(columns)
+    plain = torch.randn(4, columns, generator=random)
+    sizes = torch.randn(4, columns, generator=random) * 10.0 ** torch.randint(-30, 3, (4, columns), generator=random)
+    few = torch.randint(-1, 2, (4, columns), generator=random).float()
+    scores = torch.cat([plain, plain + 50, sizes, few, torch.full((1, columns), -3.0)])[None, None]
+    for share in (0.01, 0.3, 0.75):
+        found = chosen(kernels, scores, share=share, by_number=by_number)
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        weights = torch.ones_like(ordered) if by_number else (ordered - ordered[..., :1]).double().exp2()
+        wanted = max(1, int(columns * share + 0.5)) if by_number else weights.sum(-1, keepdim=True) * share
+        first = weights.cumsum(-1) - weights < wanted
+        assert torch.equal(found, torch.zeros_like(found).scatter(-1, order, first))

@@ -82,6 +82,8 @@ def jobs_of(capability):
                 "to_ptr": "*i64:16",
                 "pages": "i32",
                 "words": "i32:16",
+                "source_stride": "i32:16",
+                "target_stride": "i32:16",
             },
             {"BLOCK": 2048},
             capability,

@@ -30,6 +30,17 @@ def test_pages_arrive_where_they_are_wanted(shape, dtype, programs):
             assert (target[rest] == -1).all()
 
 
+def test_pages_of_a_layer_are_copied_from_a_pool_with_all_layers_of_a_page_together():
+    with interpreted("attnbench.kernels.hstu.pages.api") as (api,):
+        source, target = torch.randn(5, 3, 2, 32, 1, 8), torch.zeros(3, 6, 2, 32, 1, 8)
+        for layer in range(3):
+            api.copy_pages(source[:, layer], target[layer], torch.tensor([4, 0]), torch.tensor([1, 5]))
+        assert torch.equal(target[:, [1, 5]], source[[4, 0]].transpose(0, 1))
+        assert (target[:, [0, 2, 3, 4]] == 0).all()
+        api.copy_pages(target[1], source[:, 2], torch.tensor([1]), torch.tensor([3]))
+        assert torch.equal(source[3, 2], source[4, 1])
+
+
 def test_what_cannot_be_copied_is_named():
     from attnbench.kernels.hstu.pages.api import copy_pages
 
@@ -38,9 +49,9 @@ def test_what_cannot_be_copied_is_named():
     for given, said in (
         ((pool, pool.half(), some, some), r"source=torch.float32\[2, 32, 1, 4\] does not fit; pages of torch.float16"),
         ((pool, pool[:, :1], some, some), "source=.* does not fit"),
-        ((pool[::2], pool[::2], some, some), "is not a pool of whole words"),
+        ((pool[..., ::2], pool[..., ::2], some, some), "is not a pool of whole words"),
         ((pool, pool, some.int(), some), r"from_pages=torch.int32\[1\] does not fit; int64"),
-        ((odd, pool, some, some), "source=.* is not a pool of whole words; contiguous pools of 8-byte words"),
+        ((odd, pool, some, some), "source=.* is not a pool of whole words; contiguous pages of 8-byte words"),
         ((pool, odd, some, some), "target=.* is not a pool of whole words"),
         ((pool, pool, every_second, every_second), r"from_pages.stride=\(2,\) has gaps; contiguous"),
         ((pool, pool, every_second.clone(), every_second), r"to_pages.stride=\(2,\) has gaps"),

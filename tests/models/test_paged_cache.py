@@ -49,10 +49,10 @@ class LateTransfers(Transfers):
     fails_after = None
 
     def reload(self, host_pages, pages):
-        return self._late(self.host, list(host_pages), self.pool, list(pages))
+        return self._late(self.host.transpose(0, 1), list(host_pages), self.pool, list(pages))
 
     def offload(self, pages, host_pages):
-        return self._late(self.pool, list(pages), self.host, list(host_pages))
+        return self._late(self.pool, list(pages), self.host.transpose(0, 1), list(host_pages))
 
     def _late(self, source, given, into, taking):
         def copy(layer):
@@ -103,7 +103,7 @@ def compute(cache, step, histories):
 
 def check_books(cache):
     """Every page has one owner or is free; freed pages are NaN; the counts add up."""
-    for tier, pool in ((cache._device_tier, cache.pool), (cache._host_tier, cache.host)):
+    for tier, pool in ((cache._device_tier, cache.pool), (cache._host_tier, cache.host.transpose(0, 1))):
         held = [page for entry in tier.entries.values() for page in entry.pages]
         assert sorted(held + tier.free) == list(range(tier.pages))
         assert pool[:, tier.free].isnan().all()

@@ -223,12 +223,12 @@ def test_pages_come_back_from_host_memory_as_they_were(page_size):
     from attnbench.models.paged_cache.transfers import Transfers
 
     pool = torch.randn(3, 40, 2, page_size, 2, 64, device="cuda").bfloat16()
-    host = torch.empty(3, 50, 2, page_size, 2, 64, dtype=torch.bfloat16, pin_memory=True)
+    host = torch.empty(50, 3, 2, page_size, 2, 64, dtype=torch.bfloat16, pin_memory=True)
     transfers = Transfers(pool, host)
     there = torch.randperm(50)[:30].tolist()
     before = pool[:, 5:35].clone()
     transfers.offload(list(range(5, 35)), there).wait()
-    assert torch.equal(host[:, there], before.cpu())
+    assert torch.equal(host[there], before.transpose(0, 1).cpu())
     pool.fill_(torch.nan)
     back = torch.randperm(40)[:30].tolist()
     ticket = transfers.reload(there, back)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -105,6 +106,14 @@ def test_who_did_not_do_the_work_is_told_so(name, plan):
     # Whoever leaves work to a thread, or computes again for new data, may be told so by the CPU time of it first.
     expected = f"{EXPECTED[name]}|{THREADS}"
     assert re.fullmatch(expected, verdict(BACKENDS[name](), LONG, **plan) or "", re.DOTALL)
+
+
+@pytest.mark.parametrize("name", ["future-after-a-while", "stops-working"])
+def test_a_machine_so_slow_that_a_call_outlasts_the_sampling_lets_nobody_off(name, monkeypatch):
+    backend = BACKENDS[name]()
+    work = backend.work
+    monkeypatch.setattr(backend, "work", lambda: (time.sleep(0.1), work())[1])
+    assert re.fullmatch(f"{EXPECTED[name]}|{THREADS}", verdict(backend, LONG) or "", re.DOTALL)
 
 
 @pytest.mark.parametrize("shape", [{}, {"seqlen": 5, "headdim": 8}, {"seqlen": 64, "dtype": "bf16"}])

@@ -74,20 +74,20 @@ class Predictor:
 
     def _by_kernels(self, case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
         """Predict with our kernels."""
-        from attnbench.kernels.flash.sparse.predict import Rule, predict_blocks, select
+        from attnbench.kernels.flash.sparse.predict import Rule, predict_blocks
 
+        along = self.rule == "anti"
         rule = Rule(
             block=case.block_shape,
             share=self.share,
             by_number=self.rule == "topk",
-            scale=case.scale,
+            scale=case.scale / STRIDE if along else case.scale,
             parts=PARTS if self.rule == "sub" else 1,
+            stride=STRIDE if along else 0,
             gate=self.gate,
             causal=case.causal,
         )
-        if self.rule != "anti":
-            return predict_blocks(q, k, rule)
-        return select(_antidiagonals(case, q, _repeated(case, k)), (case.seqlen, case.seqlen_k), rule)
+        return predict_blocks(q, k, rule)
 
     def _map(self, case: SparseCase, q: Tensor, k: Tensor, possible: Tensor, forced: Tensor) -> Tensor:
         k = _repeated(case, k)
@@ -151,8 +151,8 @@ def _antidiagonals(case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
     (rows, columns), (block_q, block_k) = case.blocks, case.block_shape
     q_steps, k_steps = (_blocks(x, STRIDE)[0] for x in (q, k))
     # Along an anti-diagonal the query index decreases as the key index increases.
-    scores = q_steps.flip(3).flatten(3) @ k_steps.flatten(3).mT
-    weights = (scores.float() * (case.scale / STRIDE)).softmax(-1)
+    scores = q_steps.flip(3).flatten(3).float() @ k_steps.flatten(3).float().mT
+    weights = (scores * (case.scale / STRIDE)).softmax(-1)
     room = (0, columns * (block_k // STRIDE) - weights.shape[3], 0, rows * (block_q // STRIDE) - weights.shape[2])
     parts = torch.nn.functional.pad(weights, room)
     parts = parts.unflatten(3, (columns, block_k // STRIDE)).unflatten(2, (rows, block_q // STRIDE))

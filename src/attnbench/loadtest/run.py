@@ -144,7 +144,7 @@ class Bench:
         cache = self.engine.cache
         if cache is None:
             return ()
-        found, pages, host_pages = [], cache.pool.shape[1], cache.host.shape[1]
+        found, pages, host_pages = [], cache.pool.shape[1], cache.host.shape[0]
         if 0 < host_pages <= pages:
             found.append(
                 f"host memory has {host_pages} pages, the pool {pages}: users in the pool are in host memory too, so few "

@@ -134,7 +134,7 @@ class HostHits:
         recompute = [max(1e-9, step_s(count, 0) - least) for count in items]
         reload = [max(1e-9, reload_s(count)) for count in tokens]
         token_bytes = 2 * config.layers * config.heads * config.dim * model.dtype.itemsize
-        whole = seconds(lambda: cache.pool.copy_(cache.host, non_blocking=True))
+        whole = seconds(lambda: cache.pool.view(-1).copy_(cache.host.view(-1), non_blocking=True))
         return cls(
             tokens=tokens,
             reload_s=_rising(reload),

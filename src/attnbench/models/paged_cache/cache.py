@@ -90,20 +90,20 @@ class PagedCache:
         self.page_size, self.counts, self.owner = page_size, Counts(), owner
         self.pool = torch.zeros((layers, pages, *shape), dtype=dtype, device=device)
         "[layers, pages, 2, page_size, heads, dim]; kernels take [layer]"
-        self.host = torch.zeros((layers, host_pages, *shape), dtype=dtype, pin_memory=self.pool.device.type == "cuda")
-        self._poison, self._chunk = poison, offload_chunk
-        self.reload = reload
-        self._device_tier = Tier(pages, page_size, lambda freed: self._freed(self.pool, freed))
-        self._host_tier = Tier(host_pages, page_size, lambda freed: self._freed(self.host, freed))
+        self.host = torch.zeros((host_pages, layers, *shape), dtype=dtype, pin_memory=self.pool.device.type == "cuda")
+        "[host_pages, layers, 2, page_size, heads, dim]: a page of all layers is one piece of memory"
+        self._poison, self._chunk, self.reload = poison, offload_chunk, reload
+        self._device_tier = Tier(pages, page_size, lambda freed: self._freed(self.pool, 1, freed))
+        self._host_tier = Tier(host_pages, page_size, lambda freed: self._freed(self.host, 0, freed))
         self._transfers: Any = transfers(self.pool, self.host) if host_pages else None
         self._moving: list[Moving] = []
         self._running: set[int] = set()
-        self._freed(self.pool, list(range(pages)))
-        self._freed(self.host, list(range(host_pages)))
+        self._freed(self.pool, 1, list(range(pages)))
+        self._freed(self.host, 0, list(range(host_pages)))
 
-    def _freed(self, pool: Tensor, pages: list[int]) -> None:
+    def _freed(self, pool: Tensor, of_pages: int, pages: list[int]) -> None:
         if self._poison and pages:
-            pool.index_fill_(1, torch.tensor(pages, device=pool.device), torch.nan)
+            pool.index_fill_(of_pages, torch.tensor(pages, device=pool.device), torch.nan)
 
     @property
     def users(self) -> dict[int, int]:

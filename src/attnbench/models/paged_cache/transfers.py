@@ -2,8 +2,8 @@
 
 On a GPU each direction has its own stream, and a step waits on the device, layer by layer.  Pages come in by one kernel
 per layer, which reads pinned host memory in any order of pages.  They go out through a contiguous buffer on the device,
-in runs of adjacent host pages, which the copy engine copies without a kernel.  One copy per page would be several times
-slower over PCIe.  On a CPU the same calls copy synchronously.
+in runs of adjacent host pages, which the copy engine copies without a kernel.  In host memory all layers of a page are
+adjacent, so a run is one copy whatever the number of layers.  On a CPU the same calls copy synchronously.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Ticket:
 
 
 class Transfers:
-    """Copies of pages between two pools [layers, pages, 2, page_size, H, D]."""
+    """Copies of pages between a pool on the device and one in host memory."""
 
     def __init__(self, pool: Tensor, host: Tensor) -> None:
         """Create the streams and events.
 
         Args:
-            pool: pool on the device.
-            host: pool in host memory, pinned if the device is a GPU.
+            pool: pool on the device, [layers, pages, 2, page_size, H, D].
+            host: pool in host memory, [pages, layers, 2, page_size, H, D]; pinned if the device is a GPU.
         """
         self.pool, self.host = pool, host
         self._on_card = pool.device.type == "cuda"
@@ -81,7 +81,7 @@ class Transfers:
         """
         with self._behind_current(self._in):
             source, to = send([np.asarray(some, dtype=np.int64) for some in (host_pages, pages)], self.pool.device)
-            for layer, (device, host) in enumerate(zip(self.pool, self.host, strict=True)):
+            for layer, (device, host) in enumerate(zip(self.pool, self.host.unbind(1), strict=True)):
                 if not self._on_card:
                     device.index_copy_(0, to, host.index_select(0, source))
                     continue
@@ -99,11 +99,9 @@ class Transfers:
         """
         with self._behind_current(self._out):
             (source,) = send([np.asarray(pages, dtype=np.int64)], self.pool.device)
-            neighbours = runs(host_pages)
-            for device, host in zip(self.pool, self.host, strict=True):
-                leaving = device.index_select(0, source)
-                for at, first, count in neighbours:
-                    host[first : first + count].copy_(leaving[at : at + count], non_blocking=True)
+            leaving = self.pool.transpose(0, 1).index_select(0, source)
+            for at, first, count in runs(host_pages):
+                self.host[first : first + count].copy_(leaving[at : at + count], non_blocking=True)
             return Ticket(self._mark())
 
     def wait_layer(self, layer: int) -> None:

@@ -204,10 +204,9 @@ def hide(scores, numbers, at, low, high, HAS_LEFT: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def weigh(scores, dv, dout, consumer, slot, at, masked, low, high, WEIGHTS: gl.constexpr, AFTER: gl.constexpr):
+def weigh(scores, least, dv, dout, consumer, at, masked, low, high, WEIGHTS: gl.constexpr, AFTER: gl.constexpr):
     """P of 64 rows, and P dO added to dV.  AFTER products were issued after Sᵀ; they end in this order."""
     stats = consumer.stats
-    least = stats.leasts.index(slot).load(SCORES)
     if consumer.problem.BLOCK_M == ROWS:
         # Up to 64 dims the kernel before has done this: the assembler puts it, and the wait for `least`, between two
         # products of dP, which delays them.  At 128 dims it was measured to be faster here; the reason is not known.
@@ -338,16 +337,20 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
     if PARTS == 1:
         v = flat(rings.v.tiles.index(WARPGROUP + zero))
     q = rings.q.take(first)
+    leasts = consumer.stats.leasts
+    if PARTS == 1:
+        # Loaded among the products, it delays those of dP; up to 64 dims, registers are too few to load it here.
+        least = leasts.index(slot).load(SCORES)
     scores = warpgroup_mma(k, q.permute([1, 0]), none, use_acc=False, is_async=True)
     dout = rings.dout.take(first)
     dweights = warpgroup_mma(v, dout.permute([1, 0]), none, use_acc=False, is_async=True)
     if PARTS == 1:
         weights, dv = weigh(
             scores=scores,
+            least=least,
             dv=dv,
             dout=dout,
             consumer=consumer,
-            slot=slot,
             at=at,
             masked=masked,
             low=low,
@@ -365,10 +368,10 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
         late_scores = warpgroup_mma(k, late_q.permute([1, 0]), none, use_acc=False, is_async=True)
         weights, dv = weigh(
             scores=scores,
+            least=leasts.index(slot).load(SCORES),
             dv=dv,
             dout=dout,
             consumer=consumer,
-            slot=slot,
             at=at,
             masked=masked,
             low=low,
@@ -387,10 +390,10 @@ def step(v, dk, dv, consumer, work, low, high, count, tile, head, WARPGROUP: gl.
         slot = (first + 1) % STAGES
         weights, dv = weigh(
             scores=late_scores,
+            least=leasts.index(slot).load(SCORES),
             dv=dv,
             dout=dout,
             consumer=consumer,
-            slot=slot,
             at=at + ROWS,
             masked=masked,
             low=low,

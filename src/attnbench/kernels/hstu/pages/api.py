@@ -24,8 +24,8 @@ def copy_pages(
     """Copy pages: target[to_pages[i]] = source[from_pages[i]].
 
     Args:
-        source: [pages, …], contiguous; on the card or in pinned host memory.
-        target: [pages, …] with pages of the same shape, contiguous, on the card; written to.
+        source: [pages, …], each page contiguous; on the card or in pinned host memory.
+        target: [pages, …] with pages of the same shape, each contiguous, on the card; written to.
         from_pages: int64 [n] on the card.
         to_pages: int64 [n] on the card, without duplicates.
         programs: number of programs, among which the pages are divided.
@@ -47,8 +47,11 @@ def copy_pages(
             f"pages of {target.dtype}{list(target.shape[1:])}, as of the target",
         )
     for name, x in (("source", source), ("target", target)):
-        if not x.is_contiguous() or page_bytes % WORD or x.storage_offset() * x.element_size() % WORD:
-            raise _wrong(name, list(x.shape), "is not a pool of whole words", "contiguous pools of 8-byte words")
+        if not x[:1].is_contiguous() or any(
+            count % WORD
+            for count in (page_bytes, x.storage_offset() * x.element_size(), x.stride(0) * x.element_size())
+        ):
+            raise _wrong(name, list(x.shape), "is not a pool of whole words", "contiguous pages of 8-byte words")
     for name, x in (("from_pages", from_pages), ("to_pages", to_pages)):
         if x.dtype != torch.int64 or x.dim() != 1 or len(x) != len(from_pages) or x.device != target.device:
             raise _wrong(
@@ -75,13 +78,16 @@ def copy_pages(
             to_ptr=to_pages,
             pages=len(from_pages),
             words=words,
+            source_stride=source.stride(0) * source.element_size() // WORD,
+            target_stride=target.stride(0) * target.element_size() // WORD,
             BLOCK=BLOCK,
             num_warps=WARPS,
         )
 
 
 def _words(pool: Tensor) -> Tensor:
-    return pool.view(-1).view(torch.int64)
+    """Return each page as 8-byte words, [pages, words]."""
+    return pool.flatten(1).view(torch.int64)
 
 
 def _wrong(name: str, value: object, why: str, accepted: str) -> ValueError:
