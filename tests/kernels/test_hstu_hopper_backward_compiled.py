@@ -34,9 +34,7 @@ def job_of(attn_dim, linear_dim, *, every_mask=False, dtype=torch.bfloat16, **ch
         recorded(hstu_hopper_backward, "hstu_hopper_backward", capability=90) as jobs,
         recorded(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", capability=90) as over,
     ):
-        hstu_hopper_backward.launch_hopper_backward(
-            q, k, v, dout, sums, dk, dv, given, config
-        )
+        hstu_hopper_backward.launch_hopper_backward(q, k, v, dout, sums, dk, dv, given, config)
     return [*jobs, *over][0]
 
 

@@ -127,7 +127,15 @@ def consume(consumer, sums, WARPGROUP: gl.constexpr):
                 place = sums.place(work, work.head, first, WARPGROUP, PIECES)
                 for count in range(steps):
                     dk, dv, carried, place = step_carried(
-                        dk, dv, carried, place, consumer, sums, work, count, WARPGROUP
+                        dk=dk,
+                        dv=dv,
+                        carried=carried,
+                        place=place,
+                        consumer=consumer,
+                        sums=sums,
+                        work=work,
+                        count=count,
+                        WARPGROUP=WARPGROUP,
                     )
                 add_numbers(carried, place, PIECES - 1)
             else:
