@@ -42,18 +42,19 @@ def job_of(attn_dim, linear_dim, *, every_mask=False, dtype=torch.bfloat16, **ch
 def test_nothing_spills_and_no_product_waits_for_another(version):
     if version not in tritons():
         pytest.skip(NO_OLDEST)
-    made = {"128": job_of(128, 128, every_mask=True), "over 128": job_of(256, 256, every_mask=True)}
+    made = {"128": job_of(128, 128, every_mask=True), "over 128": job_of(256, 256, every_mask=True, sums="staged")}
     made["32"] = job_of(32, 32)
-    made["carried"] = job_of(256, 256, sums="carried")
+    made["carried"] = job_of(256, 256)
     if version == "3.6":
-        made["carried, every mask"] = job_of(256, 256, every_mask=True, sums="carried")
+        made["carried, every mask"] = job_of(256, 256, every_mask=True)
     if version == "3.6" and EVERY:  # what is no default by the quicker one alone
         made |= {"narrow": job_of(32, 128, stages=3), "exponential": job_of(64, 64, dtype=torch.float16, silu="exp")}
     jobs = [replace(job, label=label) for label, job in made.items()]
     found = compile_with({version: tritons()[version]}, jobs)[version]
     for label, one in found.items():
-        # With the newer Triton some values that the steps only read, at most 20 registers.
-        assert one.spills <= (80 if (version, label) == ("pinned", "128") else 0), label
+        # With the newer Triton some values that the steps only read, at most 20 registers; carried: outside of the steps.
+        limits = {("pinned", "128"): 80, ("3.6", "carried"): 4}
+        assert one.spills <= limits.get((version, label), 0), label
         assert (one.early, one.warps) == (0, 12), label
         assert one.tensor_core == one.sass["HGMMA"], label
         assert one.waits == 2 * (len(WAITS) + (label not in WITHOUT_LAG)), label
@@ -68,4 +69,4 @@ def test_nothing_spills_and_no_product_waits_for_another(version):
             assert loop["beside"]["MUFU"] == loop["sass"]["MUFU"], label
             assert loop["beside"].get("REDG") == loop["sass"].get("REDG"), label
             assert not loop["sass"].get("STL"), label
-            assert loop["sass"].get("LDL", 0) <= (8 if one.spills else 0), label
+            assert loop["sass"].get("LDL", 0) <= (8 if label == "128" and one.spills else 0), label
