@@ -495,7 +495,7 @@ def test_configurations_are_listed_for_the_shape_given(attnbench, no_torch):
         ("flash-triton --headdim 128 --seqlen 8192", "flash-triton[m128n128w8s2-tma-ws-deep-lazy-ticket-l16]"),
         ("flash-triton --headdim 128 --mode bwd", "flash-triton[b64x128w8s2-atomic-tma-ws]"),
         ("hstu-triton --attn-dim 128 --seqlen 512", "hstu-triton[f128x64w8s4-section_mib12.0-ws]"),
-        ("hstu-triton --attn-dim 256 --mode bwd", "hstu-triton[a64x64w8s2-ws]"),
+        ("hstu-triton --attn-dim 256 --mode bwd", "hstu-triton[a64x64w8s2-ws-carried]"),
         ("hstu-bsa-triton --attn-dim 64", "hstu-bsa-triton[ws]"),
         ("hstu-bsa-triton --attn-dim 64 --num-targets 4", "hstu-bsa-triton[attend-ws]"),
         ("hstu-bsa-triton --attn-dim 256", "hstu-bsa-triton[portable]"),

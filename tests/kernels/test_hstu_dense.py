@@ -96,7 +96,7 @@ def run(kernels, case, inputs, cut, *, atomic):
     problem, config = problem_of(kernels, case, inputs), backward_of(kernels, cut, atomic=atomic)
     q, k, v, dout = inputs.q, inputs.k, inputs.v, inputs.dout
     out, dq, dk, dv = (torch.full_like(x, torch.nan) for x in (dout, q, k, v))
-    shape = kernels.workspace_shape(q, config)
+    shape = kernels.workspace_shape(q, problem, config)
     workspace = None if shape is None else torch.full(shape, torch.nan)
     kernels.check_tensors(q, k, v, problem)
     kernels.check_values(q, k, v, problem)

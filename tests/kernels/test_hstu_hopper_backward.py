@@ -58,6 +58,10 @@ CASES = {
 }
 
 
+DIMS_OVER_128 = ((256, 256), (192, 136), (136, 256), (256, 96), (32, 160))
+"Attention and linear dims; with 32 each warpgroup has 64 columns of dQ."
+
+
 def make(name="", seed=3, **values):
     """A case in 16 bits of 64 dims, and its inputs."""
     case = case_of(**{"dtype": "bf16", "attn_dim": 64, "linear_dim": 64} | CASES.get(name, {}) | values)
@@ -69,10 +73,11 @@ def gradients(case, inputs, problem=None, seed=0, **cut):
     dq, dk, dv = (torch.full(x.shape, torch.nan, dtype=x.dtype) for x in (inputs.q, inputs.k, inputs.v))
     cut = {"lag": max(case.attn_dim, case.linear_dim) <= 128} | cut
     config = hstu_dense.BackwardConfig(columns=replace(WS, **cut), rows=None)
+    problem = problem or problem_of(hstu_dense, case, inputs)
     with (
         machine_runs(hstu_hopper_backward, "hstu_hopper_backward", seed=seed),
         machine_runs(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", seed=seed),
-        machine_runs(hstu_dense_backward, "hstu_dense_backward_round", seed=seed),
+        machine_runs(hstu_dense_backward, "hstu_dense_backward_round", "hstu_dense_backward_round_tiles", seed=seed),
     ):
         hstu_dense.launch_backward(
             inputs.q,
@@ -82,9 +87,9 @@ def gradients(case, inputs, problem=None, seed=0, **cut):
             dq,
             dk,
             dv,
-            problem or problem_of(hstu_dense, case, inputs),
+            problem,
             config,
-            torch.full(hstu_dense.workspace_shape(inputs.q, config), torch.nan),
+            torch.full(hstu_dense.workspace_shape(inputs.q, problem, config), torch.nan),
         )
     return {"dq": dq, "dk": dk, "dv": dv}
 
@@ -123,10 +128,35 @@ def test_right_over_128_dims(name, attn_dim, linear_dim):
     held(case, inputs, gradients(case, inputs, seed=attn_dim + linear_dim, block_n=64))
 
 
-@pytest.mark.parametrize("name", ["window-prefix-targets", "cached"])
-def test_right_in_half_precision(name):
-    case, inputs = make(name, seed=4, dtype="fp16")
-    held(case, inputs, gradients(case, inputs))
+@pytest.mark.parametrize(
+    ("name", "attn_dim", "linear_dim"),
+    [(name, *DIMS_OVER_128[number % len(DIMS_OVER_128)]) for number, name in enumerate(CASES)],
+)
+def test_right_with_dq_added_from_registers(name, attn_dim, linear_dim):
+    case, inputs = make(name, attn_dim=attn_dim, linear_dim=linear_dim)
+    stages = 1 + len(name) % 2
+    held(case, inputs, gradients(case, inputs, seed=len(name), block_n=64, stages=stages, sums="carried"))
+
+
+def test_the_bits_of_dk_and_dv_with_dq_added_from_registers_are_those_with_dq_staged():
+    case, inputs = make("targets", attn_dim=256, linear_dim=256)
+    staged, *others = [gradients(case, inputs, seed=seed, block_n=64) for seed in range(2)]
+    others += [gradients(case, inputs, seed=seed, block_n=64, sums="carried") for seed in range(2)]
+    assert all(torch.equal(one[name], staged[name]) for one in others for name in ("dk", "dv"))
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("window-prefix-targets", {}),
+        ("cached", {}),
+        ("cached", {"attn_dim": 160, "linear_dim": 200, "block_n": 64, "sums": "carried"}),
+    ],
+)
+def test_right_in_half_precision(name, cut):
+    dims = {key: value for key, value in cut.items() if key.endswith("dim")}
+    case, inputs = make(name, seed=4, dtype="fp16", **dims)
+    held(case, inputs, gradients(case, inputs, **{key: value for key, value in cut.items() if key not in dims}))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -155,26 +185,28 @@ def test_slices_of_one_tensor_need_no_copy():
     assert all(torch.equal(found[name], want[name]) for name in want)
 
 
-def test_a_sequence_of_nan_leaves_its_neighbours_alone():
-    case, inputs = make(batch=3, seqlen=70, lengths="70:37:70")
-    before = gradients(case, inputs)
+@pytest.mark.parametrize(("dim", "cut"), [(64, {}), (256, {"block_n": 64, "sums": "carried"})])
+def test_a_sequence_of_nan_leaves_its_neighbours_alone(dim, cut):
+    case, inputs = make(batch=3, seqlen=70, lengths="70:37:70", attn_dim=dim, linear_dim=dim)
+    before = gradients(case, inputs, **cut)
     bad = {}
     for name in ("q", "k", "v", "dout"):
         bad[name] = getattr(inputs, name).clone()
         bad[name][70:107] = torch.nan
-    after = gradients(case, replace(inputs, **bad))
+    after = gradients(case, replace(inputs, **bad), **cut)
     for name, x in before.items():
         for rows in (slice(0, 70), slice(107, None)):
             assert torch.equal(after[name][rows], x[rows])
         assert after[name][70:107].isnan().any()
 
 
+@pytest.mark.parametrize(("dim", "cut"), [(64, {}), (256, {"block_n": 64, "sums": "carried"})])
 @pytest.mark.parametrize("queries", [0, 1])
-def test_keys_that_no_query_sees_get_nothing(queries):
-    case, inputs = make(batch=1, seqlen=200, num_targets="150")
+def test_keys_that_no_query_sees_get_nothing(queries, dim, cut):
+    case, inputs = make(batch=1, seqlen=200, num_targets="150", attn_dim=dim, linear_dim=dim)
     some = replace(inputs, q=inputs.q[:queries], dout=inputs.dout[:queries])
     problem = replace(problem_of(hstu_dense, case, inputs), offsets_q=torch.tensor([0, queries]), max_seqlen_q=queries)
-    found = gradients(case, some, problem)
+    found = gradients(case, some, problem, **cut)
     seen = torch.zeros(200, dtype=torch.bool)
     seen[:50] = queries  # the one query is the last target
     seen[199] = queries
@@ -207,6 +239,17 @@ def test_keys_that_no_query_sees_get_nothing(queries):
             {"attn_dim": 128, "linear_dim": 128},
             {"stages": 4},
             "columns.order=ws takes 256 KiB of shared memory; at most",
+        ),
+        ({}, {"sums": "carried"}, "columns.order=ws adds dQ by TMA up to 128 dims; without carried; another order"),
+        (
+            {"attn_dim": 256, "linear_dim": 256},
+            {"block_n": 64, "sums": "carried", "stages": 3},
+            "columns.order=ws takes 288 KiB of shared memory; at most",
+        ),
+        (
+            {"attn_dim": 256, "linear_dim": 256},
+            {"block_n": 64, "sums": "carried", "order": "plain"},
+            "columns.sums=carried requires order=ws and over 128 dims; staged",
         ),
         ({"alpha": 1e-31}, {}, "alpha=1e-31 is too small for order=ws; at least 1e-30, 0, or another order"),
     ],

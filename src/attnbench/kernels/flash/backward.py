@@ -53,7 +53,7 @@ class Workspace:
     stats: Tensor
     "fp32 [2, H, rows]: -lse / scale (with `BackwardConfig.base_2` -lse log2(e)) and -delta"
     sums: Tensor | None
-    "fp32 [H, rows, D]: where atomics accumulate dQ; with the order `ws` in the tiles of `backward_rows.in_rows`"
+    "fp32 [H, rows, D]: where atomics accumulate dQ; with the order `ws` in the tiles of `shared.rows.in_rows`"
 
 
 def workspace_rows(q: Tensor, problem: Problem, config: BackwardConfig) -> int | RowCount:

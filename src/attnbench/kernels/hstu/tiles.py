@@ -309,3 +309,17 @@ def silu_and_slope(scores, half_alpha, APPROXIMATE: tl.constexpr):
     sigmoid = 1.0 / (1.0 + tl.exp(-2.0 * half))
     value = 2.0 * half * sigmoid
     return value, 2.0 * sigmoid * (1.0 + 2.0 * half - value)
+
+
+SUMS_ROWS = tl.constexpr(64)
+"Rows of a tile of sums of dQ."
+
+
+@triton.jit
+@no_type_check
+def first_sum(number, query_start):
+    """First row of a sequence in sums of dQ in tiles, where each sequence begins at a whole tile (int64).
+
+    Tq rows and a tile for each sequence are enough: rounding up the end of a sequence takes fewer rows than that tile has.
+    """
+    return (query_start + tl.cast(number, tl.int64) * SUMS_ROWS) // SUMS_ROWS * SUMS_ROWS

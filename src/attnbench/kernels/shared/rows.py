@@ -69,3 +69,15 @@ def add_rows(base, first, count, stride, tile, DIM: tl.constexpr, BLOCK: tl.cons
     """Add the rows of a tile [BLOCK, BLOCK_DIM] that are before row `count`, by atomics."""
     where, mask = place_of(base, first, count, stride, DIM, BLOCK, BLOCK_DIM)
     tl.atomic_add(where, tile, mask=mask, sem="relaxed")
+
+
+@triton.jit
+@no_type_check
+def in_rows(part, COLUMNS: tl.constexpr):
+    """Sums of dQ of 64 rows, from the order in which four warps hold a product and store it.
+
+    Columns are in groups of 8.  Within a group a warp has 16 rows, and a thread two adjacent columns of one row and of
+    the row 8 below it.
+    """
+    pieces = tl.reshape(part, (COLUMNS // 8, 4, 8, 4, 2, 2))  # columns, warps, rows, columns, rows, columns
+    return tl.reshape(tl.permute(pieces, (1, 4, 2, 0, 3, 5)), (64, COLUMNS))

@@ -306,7 +306,7 @@ def launch_hopper_columns(
         dk: like k; every row is written.
         dv: like v.
         stats: fp32 [2, H, rows] of the workspace, written by `flash_backward_prepare`.
-        sums: fp32 [H, rows, 64, 128 or 256] of the workspace, in the tiles of `portable.backward_rows.in_rows`.
+        sums: fp32 [H, rows, 64, 128 or 256] of the workspace, in the tiles of `shared.rows.in_rows`.
         problem: sequences, mask and scale.
         config: with the order `ws`.
 

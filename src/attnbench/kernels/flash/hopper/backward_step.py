@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from attnbench.kernels.flash.hopper.tiles import Mask
 from attnbench.kernels.flash.tiles import padded_start, rows_of_keys, sequence, tiles_of
 from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, add_tile, aggregate, flat, store_tile, sync_warps
+from attnbench.kernels.shared.hopper_backward import in_order
 from attnbench.kernels.shared.rows import section_of
 
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS.value, 16]))
@@ -250,17 +251,6 @@ def dq_part(dscores, stage, k_ring, zero, WARPGROUP: gl.constexpr, PARTS: gl.con
             dscore = dscores.index(stage * 4 + WARPGROUP * 2 + of)
         part = warpgroup_mma(dscore.permute([1, 0]), k, part, use_acc=of > 0, is_async=True)
     return part
-
-
-@gluon.jit
-@no_type_check
-def in_order(part):
-    """Reorder a tile [64, 64] of `SCORES` by registers and threads, as in `portable.backward_rows.in_rows`.
-
-    Stored row by row, two rows of a warp would conflict in a shared-memory bank.
-    """
-    pieces = part.reshape([4, 2, 8, 8, 4, 2])
-    return pieces.permute([3, 0, 2, 4, 1, 5]).reshape([ROWS, ROWS])
 
 
 @gluon.jit

@@ -39,19 +39,11 @@ from attnbench.kernels.flash.hopper.backward_step import (
     reach_of,
     store_gradient,
 )
-from attnbench.kernels.flash.hopper.backward_wide_step import (
-    OF_SHARE,
-    SHARE,
-    Consumer,
-    DirectSums,
-    StagedSums,
-    add_numbers,
-    step_direct,
-    step_staged,
-)
+from attnbench.kernels.flash.hopper.backward_wide_step import OF_SHARE, Consumer, StagedSums, step_direct, step_staged
 from attnbench.kernels.flash.hopper.tiles import Mask
 from attnbench.kernels.flash.tiles import BACKWARD_COUNTS
 from attnbench.kernels.shared.hopper import ROWS, aggregate, allocate_barriers, allocate_ring, coordinates, load_tile
+from attnbench.kernels.shared.hopper_backward import SHARE, DirectSums, add_numbers, fill_both, fill_halves
 
 
 class WideMeta(NamedTuple):
@@ -80,25 +72,6 @@ class Producer:
     stats: Statistics
     problem: GridProblem
     STAGED: gl.constexpr
-
-
-@gluon.jit
-@no_type_check
-def fill_halves(ring, count, desc, start, rows, first, head, EXTRA_BYTES: gl.constexpr = 0):
-    """Load rows as two tiles with half of the columns each; the caller loads EXTRA_BYTES on the first tile's mbarrier."""
-    ring.fill(2 * count, desc, start, rows, first, head, EXTRA_BYTES)
-    ring.fill(count=2 * count + 1, desc=desc, start=start, rows=rows, first=first, head=head, column=ring.COLUMNS)
-
-
-@gluon.jit
-@no_type_check
-def fill_both(ring, count, desc, start, rows, first, head, AWAIT: gl.constexpr):
-    """The same on one mbarrier, on which the caller loads the row statistics too; AWAIT as for `Ring.fill`."""
-    HALF_BYTES: gl.constexpr = ring.tiles.numel // ring.STAGES * ring.tiles.dtype.primitive_bitwidth // 8
-    ring.fill(2 * count, desc, start, rows, first, head, HALF_BYTES + 4 * ROWS, AWAIT=AWAIT)
-    stage = 2 * count % ring.STAGES
-    place = coordinates(start, rows, first, head, ring.COLUMNS)
-    load_tile(desc, place, ring.full.index(stage), ring.tiles.index(stage + 1))
 
 
 @gluon.jit
@@ -149,6 +122,7 @@ def produce(producer):
                         rows=tile.queries,
                         first=at,
                         head=head,
+                        EXTRA_BYTES=4 * ROWS,
                         AWAIT=True,
                     )
                 fill_statistics(producer.stats_desc, [head, tile.padded + at], rings.q, stats.leasts, count)
@@ -174,6 +148,7 @@ def produce(producer):
                         rows=tile.queries,
                         first=at,
                         head=head,
+                        EXTRA_BYTES=4 * ROWS,
                         AWAIT=False,
                     )
                 place = [heads + head, tile.padded + at]

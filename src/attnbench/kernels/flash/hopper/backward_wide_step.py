@@ -7,26 +7,14 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
-from attnbench.kernels.flash.hopper.backward_step import SCORES, GridProblem, Rings, Statistics, hide, in_order
+from attnbench.kernels.flash.hopper.backward_step import SCORES, GridProblem, Rings, Statistics, hide
 from attnbench.kernels.shared.hopper import ROWS, Argument, add_tile, aggregate, flat, sync_warps
-
-SHARE = gl.constexpr(32)
-"Rows of a tile for which one warpgroup computes the scores."
+from attnbench.kernels.shared.hopper_backward import SHARE, add_numbers, end_additions, exchange_share, in_order
 
 OF_SHARE = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHARE.value, 16]))
 "Layout of a product [64, 32]."
-
-
-PART = gl.constexpr(gl.BlockedLayout([4], [32], [4], [0]))
-"Layout of 64 columns of dQ as one line, in the order of `in_order`: four adjacent numbers a thread."
 
 
 @aggregate
@@ -47,22 +35,6 @@ class StagedSums:
         sync_warps()
         row = (work.padded + at) * (2 * PIECES) + (WARPGROUP * PIECES + PIECE) * ROWS
         add_tile(self.sums_desc, [head, row, 0], mine)
-
-
-@aggregate
-class DirectSums:
-    """Sums of dQ, added to from registers."""
-
-    pointer: gl.tensor
-    rows: gl.tensor
-    "of a head"
-
-    @gluon.jit
-    @no_type_check
-    def place(self, work, head, at, WARPGROUP: gl.constexpr, PIECES: gl.constexpr):
-        """Pointer to this warpgroup's columns of the tile of rows that begins at row `at`."""
-        row = head.to(gl.int64) * self.rows + work.padded + at
-        return self.pointer + (row * (2 * PIECES) + WARPGROUP * PIECES * ROWS) * ROWS
 
 
 @aggregate
@@ -109,28 +81,10 @@ def load_share(numbers, ring, count, WARPGROUP: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def exchange_share(share, tile, filled, phase, WARPGROUP: gl.constexpr):
-    """Store this warpgroup's part of a tile [64 keys, 64 rows] for both, and wait for the other warpgroup's."""
-    tile.slice(WARPGROUP * SHARE, SHARE, 1).store(share)
-    fence_async_shared()
-    mbarrier.arrive(filled)
-    mbarrier.wait(filled, phase)
-
-
-@gluon.jit
-@no_type_check
 def dq_part(dscores, k, PIECE: gl.constexpr):
     """Issue 64 of this warpgroup's columns of dQ = dS K."""
     part = gl.zeros([ROWS, ROWS], gl.float32, SCORES)
     return warpgroup_mma(dscores.permute([1, 0]), k.slice(PIECE * ROWS, ROWS, 1), part, use_acc=False, is_async=True)
-
-
-@gluon.jit
-@no_type_check
-def add_numbers(part, place, PIECE: gl.constexpr):
-    """Add columns of dQ from registers, to the PIECE-th tile of sums from a pointer."""
-    numbers = gl.convert_layout(in_order(part).reshape([ROWS * ROWS]), PART, assert_trivial=True)
-    gl.atomic_add(place + PIECE * ROWS * ROWS + gl.arange(0, ROWS * ROWS, PART), numbers, sem="relaxed")
 
 
 @gluon.jit
@@ -218,16 +172,6 @@ def step_staged(dk, dv, consumer, sums, work, low, high, count, tile, head, WARP
 
 @gluon.jit
 @no_type_check
-def end_additions(consumer, count):
-    """Keep additions before the next wait for products, which the assembler would move up among them: see `Ring.wait`.
-
-    This mbarrier, of the count-th tile's dS, is complete.
-    """
-    mbarrier.wait(consumer.filled.index(2 * (count & 1) + 1), count // 2 & 1)
-
-
-@gluon.jit
-@no_type_check
 def step_direct(
     dk,
     dv,
@@ -269,11 +213,11 @@ def step_direct(
     place = sums.place(work, head, tile * ROWS, WARPGROUP, PIECES)
     part, dv = warpgroup_mma_wait(2, [part, dv])
     add_numbers(part, place, 0)
-    end_additions(consumer, count)
+    end_additions(consumer.filled, count)
     if not CARRY:
         later = warpgroup_mma_wait(1, [later])
         add_numbers(later, place, 1)
-        end_additions(consumer, count)
+        end_additions(consumer.filled, count)
     dk, later = warpgroup_mma_wait(0, [dk, later])
     # One mbarrier for both halves of Q and of dO: each arrival costs a barrier of the warpgroup.
     rings.q.release(2 * count)

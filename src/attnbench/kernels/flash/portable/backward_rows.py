@@ -22,7 +22,7 @@ from attnbench.kernels.flash.tiles import (
     tiles_of,
 )
 from attnbench.kernels.shared.arguments import Strides
-from attnbench.kernels.shared.rows import load_rows, section_of, store_rows
+from attnbench.kernels.shared.rows import in_rows, load_rows, section_of, store_rows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -287,18 +287,6 @@ def flash_backward_rows(
         BLOCK=BLOCK_M,
         BLOCK_DIM=BLOCK_D,
     )
-
-
-@triton.jit
-@no_type_check
-def in_rows(part, COLUMNS: tl.constexpr):
-    """Sums of dQ of 64 rows, from the order in which four warps hold a product and store it.
-
-    Columns are in groups of 8.  Within a group a warp has 16 rows, and a thread two adjacent columns of one row and of
-    the row 8 below it.
-    """
-    pieces = tl.reshape(part, (COLUMNS // 8, 4, 8, 4, 2, 2))  # columns, warps, rows, columns, rows, columns
-    return tl.reshape(tl.permute(pieces, (1, 4, 2, 0, 3, 5)), (64, COLUMNS))
 
 
 @triton.jit(do_not_specialize=BACKWARD_COUNTS)

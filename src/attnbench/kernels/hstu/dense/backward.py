@@ -10,9 +10,12 @@ from attnbench.kernels.hstu.dense.portable.arguments import ColumnsMeta, Columns
 from attnbench.kernels.hstu.dense.portable.backward import (
     hstu_dense_backward_columns,
     hstu_dense_backward_round,
+    hstu_dense_backward_round_tiles,
     hstu_dense_backward_rows,
 )
 from attnbench.kernels.hstu.dense.problem import Problem, blocks_of, descriptor, takes_tma, wrong
+from attnbench.kernels.hstu.tiles import SUMS_ROWS
+from attnbench.kernels.shared.counts import RowCount
 from attnbench.kernels.shared.kept import clear, launch, rows_in
 from attnbench.kernels.shared.tiling import block_of, group_of
 
@@ -41,11 +44,14 @@ def launch_backward(
         dv: like v.
         problem: sequences, mask and factors; already checked.
         config: tiles, code path, and whether atomics accumulate dQ.
-        workspace: fp32 [Tq, H, D], contiguous, with atomics (`workspace_shape`).
+        workspace: fp32, contiguous, shaped as `workspace_shape`; None without atomics.
 
     Raises:
         ValueError: the Hopper kernel was requested and does not support this; the message says why.
     """
+    sums = config.columns.sums
+    if sums != "staged" and not config.columns.hopper:
+        raise wrong("columns.sums", sums, "requires order=ws and over 128 dims", "staged")
     if config.columns.atomic:
         assert workspace is not None
         clear(workspace)
@@ -57,7 +63,10 @@ def launch_backward(
             )
         else:
             _columns(q=q, k=k, v=v, dout=dout, dq=workspace, dk=dk, dv=dv, problem=problem, config=config.columns)
-        _round(workspace, dq, problem, dependent=config.columns.hopper)
+        if sums == "staged":
+            _round(workspace, dq, problem, dependent=config.columns.hopper)
+        else:
+            _round_tiles(workspace, dq, problem)
         return
     if config.columns.hopper:
         raise wrong("columns.order", config.columns.order, "accumulates dQ by atomics", "atomic=True, or another order")
@@ -66,9 +75,19 @@ def launch_backward(
     _rows(q, k, v, dout, dq, problem, config.rows)
 
 
-def workspace_shape(q: Tensor, config: BackwardConfig) -> tuple[int, ...] | None:
-    """Shape of the fp32 workspace: 4 D bytes for each query and head where atomics accumulate dQ, otherwise None."""
-    return tuple(q.shape) if config.columns.atomic else None
+def workspace_shape(q: Tensor, problem: Problem, config: BackwardConfig) -> tuple[int | RowCount, ...] | None:
+    """Shape of the fp32 workspace in which atomics accumulate dQ; None without atomics.
+
+    It is [Tq, H, D].  Where dQ is added from registers it is [H, rows, columns]: tiles of 64 rows, each sequence beginning at
+    a whole tile, and 128 or 256 columns.
+    """
+    if not config.columns.atomic:
+        return None
+    _, heads, attn_dim = q.shape
+    if config.columns.sums == "staged":
+        return rows_in(q), heads, attn_dim
+    tile = SUMS_ROWS.value
+    return heads, (rows_in(q) // tile + problem.batch) * tile, max(128, block_of(attn_dim))
 
 
 def _columns(
@@ -186,4 +205,30 @@ def _round(total: Tensor, dq: Tensor, problem: Problem, *, dependent: bool) -> N
         DEPENDENT=dependent,
         num_warps=4,
         **({"launch_pdl": True} if dependent else {}),
+    )
+
+
+def _round_tiles(sums: Tensor, dq: Tensor, problem: Problem) -> None:
+    _, heads, attn_dim = dq.shape
+    tiles = -(-problem.max_seqlen_q // SUMS_ROWS.value)
+    programs = tiles * problem.batch * heads
+    if not programs:
+        return
+    launch(
+        hstu_dense_backward_round_tiles,
+        (programs,),
+        sums_ptr=sums,
+        dq_ptr=dq,
+        sequences=problem.sequences(),
+        dq_strides=RowStrides.of(dq),
+        sums_rows=rows_in(sums, 1),
+        heads=heads,
+        tiles=tiles,
+        dq_scale=problem.alpha / problem.scaling_seqlen / 2,
+        ATTN_DIM=attn_dim,
+        BLOCK_D=block_of(attn_dim),
+        COLUMNS=sums.shape[2],
+        HAS_CACHE=problem.offsets_q is not None,
+        num_warps=4,
+        launch_pdl=True,
     )

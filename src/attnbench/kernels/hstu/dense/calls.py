@@ -200,9 +200,9 @@ def _run_backward(
     *table: Tensor | None,
 ) -> Results:
     dq, dk, dv = (empty((rows_in(x), *x.shape[1:]), x) for x in (q, k, v))
-    shape = workspace_shape(q, config)
-    workspace = None if shape is None else empty((rows_in(q), *shape[1:]), q, torch.float32)
     problem = problem_at(**dict(zip(TABLE, table, strict=True)))
+    shape = workspace_shape(q, problem, config)
+    workspace = None if shape is None else empty(shape, q, torch.float32)
     launch_backward(q=q, k=k, v=v, dout=dout, dq=dq, dk=dk, dv=dv, problem=problem, config=config, workspace=workspace)
     return dq, dk, dv
 

@@ -111,6 +111,9 @@ class ColumnConfig(_Tiles):
     "compute dV in a launch of its own, where registers cannot hold dK and dV together; takes one more product"
     lag: Annotated[bool, Spelled("-{}", words={True: "lag"}, far=3)] = False
     "compute a step's dQ in the next step (order ws, up to 128 dims): the consumers do not wait for each other's dS"
+    sums: Annotated[str, Spelled("-{}", ("staged", "carried"), far=3)] = "staged"
+    """how the order ws over 128 dims adds dQ to its sums; staged: by TMA, through shared memory; carried: by atomics from
+    registers, half of it in the next step, and dO has as many stages as Q"""
 
     @property
     def hopper(self) -> bool:
@@ -192,9 +195,10 @@ def hopper_columns_fault(
     wide = max(attn_dim, linear_dim) > 128
     block_d, block_v = (max(128 if wide else 32, 1 << (dim - 1).bit_length()) for dim in (attn_dim, linear_dim))
     keys = 64 if wide else 128
-    # Keys and values; queries and dO, one stage of dO above 128 dims; dS twice, and above 128 dims A; parts of dQ.
+    staged = config.sums == "staged"
+    # Keys and values; queries and dO, one stage of dO above 128 dims; dS twice, and above 128 dims A; parts of dQ, if staged.
     held = 2 * keys * (block_d + block_v) + 2 * config.stages * 64 * block_d + 2 * 2 * 128 * 64
-    held += 2 * (1 if wide else config.stages) * 64 * block_v + 4 * 64 * (128 if wide else block_d)
+    held += 2 * (1 if wide and staged else config.stages) * 64 * block_v + 4 * 64 * (128 if wide else block_d) * staged
     odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
     for wrong, said in (
         (capability not in ((9, 0), None), f"is for sm_90 alone, not sm_{''.join(map(str, capability or ()))}"),
@@ -205,6 +209,7 @@ def hopper_columns_fault(
         ),
         (not config.atomic or config.split, "computes dQ together with dK and dV; atomic and no split"),
         (config.lag and wide, "computes dQ in its own step over 128 dims; without lag"),
+        (not staged and not wide, f"adds dQ by TMA up to 128 dims; without {config.sums}"),
         (
             (config.registers, config.masked_stages) != (None, 1),
             "does not support registers and masked_stages; without both",

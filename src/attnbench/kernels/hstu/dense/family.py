@@ -206,6 +206,7 @@ class _Backward(_Part):
                 *_changes("a", _ATOMIC[width]),
                 *_changes("a", _HOPPER_ATOMIC[width], order="ws"),
                 *(_changes("a", _HOPPER_ATOMIC[width], order="ws", lag=True) if width < 256 else ()),
+                *(_changes("a", _HOPPER_ATOMIC[width], order="ws", sums="carried") if width == 256 else ()),
                 *_changes("deterministic-c", _COLUMNS[width]),
                 *_changes("deterministic-r", _ROWS[width]),
             ]

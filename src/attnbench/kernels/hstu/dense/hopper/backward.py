@@ -28,6 +28,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from attnbench.kernels.hstu.dense.configs import hopper_columns_fault
 from attnbench.kernels.hstu.dense.hopper import backward_wide as wide
 from attnbench.kernels.hstu.dense.hopper.backward_step import Consumer, add_last_dq, clear_dscores, step
+from attnbench.kernels.hstu.dense.hopper.backward_wide_step import PIECE
 from attnbench.kernels.hstu.dense.hopper.tiles import (
     HIDDEN,
     LEAST_ALPHA,
@@ -52,7 +53,7 @@ from attnbench.kernels.shared.hopper import (
     store_tile,
     sync_warps,
 )
-from attnbench.kernels.shared.kept import clear, launch
+from attnbench.kernels.shared.kept import clear, launch, rows_in
 from attnbench.kernels.shared.tiling import block_of, group_of
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ def hstu_hopper_backward(
     META: gl.constexpr,
 ):
     """Allocate rings, tiles and barriers, and start the warps."""
-    gdc_launch_dependents()  # allows `hstu_dense_backward_round` to start, which waits for the end of this kernel
+    gdc_launch_dependents()  # allows the kernel that rounds dQ to start, which waits for the end of this kernel
     mask = Mask(
         window=window,
         CAUSAL=META.CAUSAL,
@@ -224,7 +225,7 @@ def launch_hopper_backward(
         k: [Tk, H, D].
         v: [Tk, H, Dv], Dv at most 256.
         dout: [Tq, H, Dv].
-        sums: fp32 [Tq, H, D].
+        sums: fp32, shaped as `workspace_shape`.
         dk: like k; every row is written, also for dv.
         dv: like v.
         problem: sequences, mask and factors; already checked.
@@ -240,18 +241,25 @@ def launch_hopper_backward(
         clear(dv)
     if tiles * pairs == 0 or not q.numel():
         return
-    given = {"q": q, "k": k, "v": v, "dout": dout, "dk": dk, "dv": dv, "dq": sums}
+    given = {"q": q, "k": k, "v": v, "dout": dout, "dk": dk, "dv": dv}
+    staged = config.sums == "staged"
+    if staged:
+        given["dq"] = sums
     _refuse(given, problem, config)
-    kernel, described = (
-        (wide.hstu_hopper_backward_wide, _wide(given))
-        if max(attn_dim, linear_dim) > 128
-        else (hstu_hopper_backward, _described(given))
-    )
+    if max(attn_dim, linear_dim) > 128:
+        kernel, of_kernel = wide.hstu_hopper_backward_wide, _wide(given)
+        of_kernel |= (
+            {"sums_ptr": None, "sums_rows": None}
+            if staged
+            else {"dq_desc": None, "sums_ptr": sums, "sums_rows": rows_in(sums, 1)}
+        )
+    else:
+        kernel, of_kernel = hstu_hopper_backward, _described(given)
     reread = problem.max_seqlen_q * ((attn_dim + linear_dim) * q.element_size() + 4 * attn_dim)
     launch(
         kernel,
         (tiles * pairs,),
-        **described,
+        **of_kernel,
         sequences=problem.sequences(),
         half_alpha=problem.alpha / 2,
         hidden=2 * HIDDEN / problem.alpha if problem.alpha else 0.0,
@@ -262,7 +270,9 @@ def launch_hopper_backward(
         group=group_of(reread, config.section_mib, pairs),
         contextual_len=problem.contextual_len,
         window=problem.max_attn_len or 0,
-        META=BackwardMeta(**problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh", LAG=config.lag),
+        META=BackwardMeta(
+            **problem.flags(), STAGES=config.stages, APPROXIMATE=config.silu == "tanh", LAG=config.lag, SUMS=config.sums
+        ),
         num_warps=4,
     )
 
@@ -280,7 +290,7 @@ def _described(given: dict[str, Tensor]) -> dict[str, Any]:
 def _wide(given: dict[str, Tensor]) -> dict[str, Any]:
     """Descriptors above 128 dims: tiles of 64 rows and half of the columns; for dq a piece of them."""
     half_d, half_v = (max(64, block_of(given[name].shape[2]) // 2) for name in ("q", "v"))
-    return _tiles(given, half_d, half_v, wide.PIECE.value)
+    return _tiles(given, half_d, half_v, PIECE.value)
 
 
 def _tiles(given: dict[str, Tensor], columns: int, columns_v: int, columns_dq: int) -> dict[str, Any]:

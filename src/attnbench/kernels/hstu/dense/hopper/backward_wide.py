@@ -5,6 +5,9 @@ dK and dV of 64 keys and 256 dims would fill all registers of one warpgroup.  So
 of both, and of dQ.  A product for half of the columns needs all of A and dS, so each warpgroup computes A and dS for 32
 of a tile's 64 queries and stores them to shared memory, where the products read them.  Tiles of rows are loaded as two
 halves of their columns.  Otherwise it is `hopper.backward`.
+
+With the sums `carried` each thread adds dQ to memory from its registers, and half of it in the next step; shared memory then
+has room for a second stage of dO.  The steps are in `backward_wide_step`.
 """
 
 from __future__ import annotations
@@ -13,29 +16,21 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from attnbench.kernels.hstu.dense.hopper.tiles import (
-    BackwardProducer,
-    BackwardRings,
-    GridProblem,
-    Mask,
-    hide,
-    key_tile_of,
+from attnbench.kernels.hstu.dense.hopper.backward_wide_step import (
+    OF_PIECE,
+    PIECE,
+    Consumer,
+    StagedSums,
+    step_carried,
+    step_staged,
 )
-from attnbench.kernels.hstu.tiles import COUNTS, silu_and_slope
+from attnbench.kernels.hstu.dense.hopper.tiles import BackwardProducer, BackwardRings, GridProblem, Mask, key_tile_of
+from attnbench.kernels.hstu.tiles import COUNTS
 from attnbench.kernels.shared.hopper import (
     ROWS,
-    Argument,
-    add_tile,
-    aggregate,
     allocate_barriers,
     allocate_ring,
     coordinates,
@@ -43,57 +38,12 @@ from attnbench.kernels.shared.hopper import (
     store_tile,
     sync_warps,
 )
-
-SHARE = gl.constexpr(32)
-"Queries of a tile for which one warpgroup computes the scores."
-
-PIECE = gl.constexpr(64)
-"Columns of dQ that are stored at a time."
-
-
-@aggregate
-class Consumer:
-    """Arguments of the consumer warpgroups."""
-
-    dk_desc: tma.tensor_descriptor
-    dv_desc: tma.tensor_descriptor
-    dq_desc: tma.tensor_descriptor
-    rings: BackwardRings
-    weighted: gl.shared_memory_descriptor
-    "A of both warpgroups, in two stages: [2, 64 keys, 64 queries]"
-    dscores: gl.shared_memory_descriptor
-    "dSᵀ likewise"
-    staging: gl.shared_memory_descriptor
-    "tiles through which dQ is stored, one for each warpgroup"
-    filled: gl.shared_memory_descriptor
-    "mbarriers, of each stage one for `weighted` and one for `dscores`"
-    problem: GridProblem
-    half_alpha: Argument
-    hidden: Argument
-    dv_scale: Argument
-    APPROXIMATE: gl.constexpr
-    "whether SiLU uses the tanh instruction"
+from attnbench.kernels.shared.hopper_backward import SHARE, DirectSums, add_numbers, fill_both, fill_halves
 
 
 @gluon.jit
 @no_type_check
-def fill_halves(ring, count, desc, start, rows, first, head):
-    """Load rows as two tiles, with half of the columns each."""
-    for half in gl.static_range(2):
-        ring.fill(
-            count=2 * count + half,
-            desc=desc,
-            start=start,
-            rows=rows,
-            first=first,
-            head=head,
-            column=half * ring.COLUMNS,
-        )
-
-
-@gluon.jit
-@no_type_check
-def produce(producer):
+def produce(producer, CARRY: gl.constexpr):
     """The producer warp."""
     rings = producer.rings
     mask = producer.problem.mask
@@ -112,7 +62,20 @@ def produce(producer):
         )
         for count in range(steps):
             at = tile.query_tile(count, mask) * ROWS
-            fill_halves(rings.q, count, producer.q_desc, tile.query_start, queries, at, tile.head)
+            if CARRY:
+                fill_both(
+                    ring=rings.q,
+                    count=count,
+                    desc=producer.q_desc,
+                    start=tile.query_start,
+                    rows=queries,
+                    first=at,
+                    head=tile.head,
+                    EXTRA_BYTES=0,
+                    AWAIT=True,
+                )
+            else:
+                fill_halves(rings.q, count, producer.q_desc, tile.query_start, queries, at, tile.head)
             if count == 0:
                 fill_halves(
                     rings.v,
@@ -123,112 +86,25 @@ def produce(producer):
                     first=tile.start,
                     head=tile.head,
                 )
-            fill_halves(rings.dout, count, producer.dout_desc, tile.query_start, queries, at, tile.head)
+            if CARRY:
+                fill_both(
+                    ring=rings.dout,
+                    count=count,
+                    desc=producer.dout_desc,
+                    start=tile.query_start,
+                    rows=queries,
+                    first=at,
+                    head=tile.head,
+                    EXTRA_BYTES=0,
+                    AWAIT=False,
+                )
+            else:
+                fill_halves(rings.dout, count, producer.dout_desc, tile.query_start, queries, at, tile.head)
 
 
 @gluon.jit
 @no_type_check
-def multiply_share(keys, zero, ring, count, WARPGROUP: gl.constexpr):
-    """Issue the product [64 keys, 32 queries] of the keys, in halves of the dims, with this warpgroup's queries of a tile."""
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SHARE, 16])
-    share = gl.zeros([ROWS, SHARE], gl.float32, LAYOUT)
-    for half in gl.static_range(2):
-        rows = ring.take(2 * count + half).slice(WARPGROUP * SHARE, SHARE, 0)
-        share = warpgroup_mma(
-            flat(keys.tiles.index(half + zero)), rows.permute([1, 0]), share, use_acc=half > 0, is_async=True
-        )
-    return share
-
-
-@gluon.jit
-@no_type_check
-def exchange_share(share, tile, filled, phase, WARPGROUP: gl.constexpr):
-    """Store this warpgroup's part of a tile [64 keys, 64 queries] for both, and wait for the other warpgroup's."""
-    tile.slice(WARPGROUP * SHARE, SHARE, 1).store(share)
-    fence_async_shared()
-    mbarrier.arrive(filled)
-    mbarrier.wait(filled, phase)
-
-
-@gluon.jit
-@no_type_check
-def add_piece(piece, staging, dq_desc, work, queries, at, column):
-    """Add columns of dQ, [columns, 64 queries], to memory, once the previous addition was read and all warps know it."""
-    flat(staging).permute([1, 0]).store(piece)
-    fence_async_shared()
-    sync_warps()
-    add_tile(dq_desc, coordinates(work.query_start, queries, at, work.head, column), staging)
-
-
-@gluon.jit
-@no_type_check
-def step(dk, dv, consumer, work, count, WARPGROUP: gl.constexpr):
-    """Add one tile of queries to the gradients."""
-    rings = consumer.rings
-    mask = consumer.problem.mask
-    HALF: gl.constexpr = rings.k.COLUMNS
-    DTYPE: gl.constexpr = rings.k.tiles.dtype
-    OF_PIECE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PIECE, 16])
-    tile = work.query_tile(count, mask)
-    slot = count & 1
-    phase = count // 2 & 1
-    # Otherwise the addresses of keys and values would be kept in registers.
-    zero = count >> 30
-    scores = multiply_share(rings.k, zero, rings.q, count, WARPGROUP)
-    dweights = multiply_share(rings.v, zero, rings.dout, count, WARPGROUP)
-    scores = warpgroup_mma_wait(2, [scores])
-    if (tile < work.whole) | (tile >= work.split):
-        scores = hide(
-            scores,
-            consumer.hidden,
-            work.start,
-            work.first_query + tile * ROWS + WARPGROUP * SHARE,
-            work.prefix,
-            work.seen,
-            mask,
-            ROWS_DOWN=False,
-        )
-    weights, slope = silu_and_slope(scores, consumer.half_alpha, consumer.APPROXIMATE)
-    exchange_share(weights.to(DTYPE), consumer.weighted.index(slot), consumer.filled.index(2 * slot), phase, WARPGROUP)
-    dv = warpgroup_mma(consumer.weighted.index(slot), rings.dout.tile(2 * count + WARPGROUP), dv, is_async=True)
-    dweights = warpgroup_mma_wait(1, [dweights])
-    exchange_share(
-        (dweights * slope).to(DTYPE),
-        consumer.dscores.index(slot),
-        consumer.filled.index(2 * slot + 1),
-        phase,
-        WARPGROUP,
-    )
-    # Columns by queries, so that stores to shared memory have no bank conflicts.
-    dscores = consumer.dscores.index(slot)
-    k = flat(rings.k.tiles.index(WARPGROUP + zero))
-    none = gl.zeros([ROWS, PIECE], gl.float32, OF_PIECE)
-    piece = warpgroup_mma(k.slice(0, PIECE, 1).permute([1, 0]), dscores, none, use_acc=False, is_async=True)
-    dk = warpgroup_mma(dscores, rings.q.tile(2 * count + WARPGROUP), dk, is_async=True)
-    piece, dv = warpgroup_mma_wait(1, [piece, dv])
-    tma.store_wait(0)
-    rings.dout.release(2 * count)
-    rings.dout.release(2 * count + 1)
-    staging = consumer.staging.index(WARPGROUP)
-    add_piece(piece, staging, consumer.dq_desc, work, work.keys - work.first_query, tile * ROWS, WARPGROUP * HALF)
-    if HALF > PIECE:
-        later = warpgroup_mma(k.slice(PIECE, PIECE, 1).permute([1, 0]), dscores, none, use_acc=False, is_async=True)
-        dk, later = warpgroup_mma_wait(0, [dk, later])
-        tma.store_wait(0)
-        sync_warps()
-        add_piece(
-            later, staging, consumer.dq_desc, work, work.keys - work.first_query, tile * ROWS, WARPGROUP * HALF + PIECE
-        )
-    else:
-        dk = warpgroup_mma_wait(0, [dk])
-    rings.q.release(2 * count)
-    rings.q.release(2 * count + 1)
-    return dk, dv
-
-
-@gluon.jit
-@no_type_check
-def consume(consumer, WARPGROUP: gl.constexpr):
+def consume(consumer, sums, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: half of the columns of every gradient."""
     rings = consumer.rings
     HALF: gl.constexpr = rings.k.COLUMNS
@@ -242,8 +118,29 @@ def consume(consumer, WARPGROUP: gl.constexpr):
             for half in gl.static_range(2):
                 rings.k.take(half)
                 rings.v.take(half)
-            for count in range(steps):
-                dk, dv = step(dk, dv, consumer, tile, count, WARPGROUP)
+            if consumer.CARRY:
+                PIECES: gl.constexpr = HALF // PIECE
+                work = tile.from_first_query()
+                # Before the first step zeros are added to that one's rows.
+                carried = gl.zeros([ROWS, PIECE], gl.float32, OF_PIECE)
+                first = work.query_tile(0, consumer.problem.mask) * ROWS
+                place = sums.place(work, work.head, first, WARPGROUP, PIECES)
+                for count in range(steps):
+                    dk, dv, carried, place = step_carried(
+                        dk=dk,
+                        dv=dv,
+                        carried=carried,
+                        place=place,
+                        consumer=consumer,
+                        sums=sums,
+                        work=work,
+                        count=count,
+                        WARPGROUP=WARPGROUP,
+                    )
+                add_numbers(carried, place, PIECES - 1)
+            else:
+                for count in range(steps):
+                    dk, dv = step_staged(dk, dv, consumer, sums, tile, count, WARPGROUP)
         # Gradients are stored through the buffers of keys and values.  When a warpgroup stores its last dS, it has read for
         # the last time the half that the other warpgroup stores to.
         flat(rings.v.tiles.index(WARPGROUP)).store((dv * consumer.dv_scale).to(consumer.dv_desc.dtype))
@@ -285,10 +182,16 @@ def hstu_hopper_backward_wide(
     group,
     contextual_len,
     window,
+    sums_ptr,
+    sums_rows,
     META: gl.constexpr,
 ):
-    """Allocate rings, tiles and barriers, and start the warps.  dO has one stage, which is read early in a step."""
+    """Allocate rings, tiles and barriers, and start the warps.
+
+    Where dQ is staged in shared memory, dO has one stage, which is read early in a step.
+    """
     gdc_launch_dependents()
+    CARRY: gl.constexpr = META.SUMS == "carried"
     mask = Mask(
         window=window,
         CAUSAL=META.CAUSAL,
@@ -310,13 +213,16 @@ def hstu_hopper_backward_wide(
         q=allocate_ring(q_desc, 2 * META.STAGES, CONSUMERS=2),
         k=allocate_ring(k_desc, STAGES=2, CONSUMERS=1),
         v=allocate_ring(v_desc, STAGES=2, CONSUMERS=1),
-        dout=allocate_ring(dout_desc, STAGES=2, CONSUMERS=2),
+        dout=allocate_ring(dout_desc, 2 * META.STAGES if CARRY else 2, CONSUMERS=2),
     )
     # One tile holds a warpgroup's columns, so the swizzle is no wider than those.
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(2 * SHARE, 16, 2)
     weighted = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)
     dscores = gl.allocate_shared_memory(q_desc.dtype, [2, ROWS, ROWS], LAYOUT)
-    staging = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_shape, dq_desc.layout)
+    if CARRY:
+        sums = DirectSums(sums_ptr, sums_rows)
+    else:
+        sums = StagedSums(dq_desc, gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_shape, dq_desc.layout))
     filled = allocate_barriers(4, ARRIVALS=2)
     fence_async_shared()
     producer = BackwardProducer(
@@ -325,16 +231,19 @@ def hstu_hopper_backward_wide(
     consumer = Consumer(
         dk_desc=dk_desc,
         dv_desc=dv_desc,
-        dq_desc=dq_desc,
         rings=rings,
         weighted=weighted,
         dscores=dscores,
-        staging=staging,
         filled=filled,
         problem=problem,
         half_alpha=half_alpha,
         hidden=hidden,
         dv_scale=dv_scale,
         APPROXIMATE=META.APPROXIMATE,
+        CARRY=CARRY,
     )
-    gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])
+    gl.warp_specialize(
+        [(consume, (consumer, sums, 0)), (consume, (consumer, sums, 1)), (produce, (producer, CARRY))],
+        [4, 1],
+        [240, 24],
+    )

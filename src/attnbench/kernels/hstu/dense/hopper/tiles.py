@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from attnbench.kernels.hstu.tiles import rows_of_keys, sees, sequence
+from attnbench.kernels.hstu.tiles import first_sum, rows_of_keys, sees, sequence
 from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, aggregate
 from attnbench.kernels.shared.rows import section_of
 
@@ -68,6 +68,8 @@ class KeyTile:
     key_start: gl.tensor
     "first key of the sequence in the packed tensors"
     query_start: gl.tensor
+    padded: gl.tensor
+    "the sequence's first row in sums of dQ in tiles (`hstu.tiles.first_sum`)"
     keys: gl.tensor
     "of the sequence"
     first_query: gl.tensor
@@ -98,6 +100,7 @@ class KeyTile:
             head=self.head,
             key_start=self.key_start,
             query_start=self.query_start,
+            padded=self.padded,
             keys=self.keys - first,
             first_query=first - first,
             prefix=self.prefix - first,
@@ -133,6 +136,8 @@ class BackwardMeta(NamedTuple):
     "whether SiLU uses the tanh instruction"
     LAG: bool
     "whether a step's dQ is computed in the next step"
+    SUMS: str
+    "`ColumnConfig.sums`"
 
 
 @aggregate
@@ -194,6 +199,7 @@ def key_tile_of(problem, BLOCK_N: gl.constexpr):
         head=head,
         key_start=bounds.key_start.to(gl.int32),
         query_start=bounds.query_start.to(gl.int32),
+        padded=first_sum(number, bounds.query_start).to(gl.int32),
         keys=bounds.keys,
         first_query=bounds.first_query,
         prefix=bounds.prefix,

@@ -21,7 +21,9 @@ from triton.language.extra.cuda import gdc_wait
 from attnbench.kernels.hstu.dense.portable.backward_step import fold_keys, fold_rows
 from attnbench.kernels.hstu.tiles import (
     COUNTS,
+    SUMS_ROWS,
     Rows,
+    first_sum,
     load_whole,
     masked_tile,
     rows_of_keys,
@@ -29,7 +31,7 @@ from attnbench.kernels.hstu.tiles import (
     sequence,
     tiles_of_rows,
 )
-from attnbench.kernels.shared.rows import add_rows, load_rows, section_of, store_rows
+from attnbench.kernels.shared.rows import add_rows, in_rows, load_rows, section_of, store_rows
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -396,3 +398,45 @@ def hstu_dense_backward_round(
     total = tl.load(sum_ptr + first * ATTN_DIM + (tl.arange(0, ROWS)[:, None] * ATTN_DIM + dims[None, :]), mask=mask)
     where = (query + behind // heads) * dq_strides.row + (behind % heads).to(tl.int64) * dq_strides.head
     tl.store(dq_ptr + where[:, None] + dims[None, :], (total * dq_scale).to(dq_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=COUNTS)
+@no_type_check
+def hstu_dense_backward_round_tiles(
+    sums_ptr,
+    dq_ptr,
+    sequences,
+    dq_strides,
+    sums_rows,
+    heads,
+    tiles,
+    dq_scale,
+    ATTN_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    HAS_CACHE: tl.constexpr,
+):
+    """The same for sums [H, rows, COLUMNS] in tiles of 64 rows, in the order of `in_rows`; launched as with DEPENDENT."""
+    gdc_wait()
+    tile = tl.program_id(0) % tiles
+    pair = tl.program_id(0) // tiles
+    number = pair // heads
+    head = tl.cast(pair - number * heads, tl.int64)
+    bounds = sequence(sequences, number, 0, False, False, HAS_CACHE)
+    queries = bounds.keys - bounds.first_query
+    start = tile * SUMS_ROWS
+    if start >= queries:
+        return
+    row = head * sums_rows + first_sum(number, bounds.query_start) + start
+    # In their order in memory, because it is read at several times the speed of scattered words.
+    total = in_rows(tl.load(sums_ptr + row * COLUMNS + tl.arange(0, SUMS_ROWS * BLOCK_D)), BLOCK_D)
+    store_rows(
+        base=dq_ptr + bounds.query_start * dq_strides.row + head * dq_strides.head,
+        first=start,
+        count=queries,
+        stride=dq_strides.row,
+        tile=total * dq_scale,
+        DIM=ATTN_DIM,
+        BLOCK=SUMS_ROWS,
+        BLOCK_DIM=BLOCK_D,
+    )
