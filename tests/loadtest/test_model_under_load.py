@@ -24,6 +24,7 @@ from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.host_hits import HostHits
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
+from attnbench.models.hstu_ranking.staging import Sizes
 from attnbench.models.paged_cache.transfers import Transfers
 
 TINY = config_of("tiny")
@@ -325,6 +326,17 @@ def test_graphs_captured_ahead_cover_the_steps_of_a_load(model: HstuRanking) -> 
         engine.launch([request(user, 24 + user + len(users)) for user in users]).wait()
     assert sorted(map(repr, graphs.sizes)) == sorted(map(repr, ahead))
     ModelEngine(model, attention="reference", cache=None, graph=True).capture_ahead(served, batch=4)
+
+
+def test_graphs_captured_ahead_are_no_more_than_are_kept(model: HstuRanking, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnbench.loadtest.engine.BUCKETS", 7)
+    engine = ModelEngine(model, attention="reference", cache=model.make_cache(pages=50, page_size=32), graph=True)
+    engine.launch(served := [request(1, 20, candidates=0)]).wait()
+    assert engine.graphs is not None
+    prepared: list[Sizes] = []
+    monkeypatch.setattr(engine.graphs, "prepare", lambda sizes, requests: prepared.append(sizes))
+    engine.capture_ahead(served, batch=64)
+    assert len(prepared) == len(set(prepared)) == 7
 
 
 def test_a_sample_of_a_user_is_its_next_visit_and_a_second_life_is_another_user() -> None:

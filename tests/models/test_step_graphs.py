@@ -280,6 +280,12 @@ def test_a_rung_covers_each_step_up_to_the_largest(cached):
     assert float(np.median(waste)) < 1.4
 
 
+@pytest.mark.parametrize("candidates", [0, 1, 256])
+def test_no_rung_is_empty(candidates):
+    """A graph of no rows would capture nothing."""
+    assert min(one.rows for one in ladder(batch=8, candidates=candidates, cached=500, page_size=64)) >= 32
+
+
 def test_no_graph_is_made_where_the_requests_are_refused():
     from attnbench.errors import UsageError
 

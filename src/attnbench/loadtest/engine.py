@@ -76,7 +76,8 @@ class ModelEngine:
         held = [one for one in requests if self._is_cached(one, cache)]
         most = max((len(one.candidates) for one in requests), default=0)
         longest = max(cache.users.values(), default=0)
-        for sizes in ladder(batch=batch, candidates=most, cached=longest, page_size=cache.page_size) if held else ():
+        rungs = ladder(batch=batch, candidates=most, cached=longest, page_size=cache.page_size) if held else []
+        for sizes in rungs[:BUCKETS]:  # of very many small requests there are more, from the fewest users on
             self.graphs.prepare(sizes, held[-1:])
 
     def _is_cached(self, request: Request, cache: PagedCache) -> bool:

@@ -95,7 +95,7 @@ def ladder(*, batch: int, candidates: int, cached: int, page_size: int) -> list[
     found: dict[Sizes, None] = {}
     users = 1
     while users < 2 * batch:
-        rows = (users // 2 + 1) * candidates
+        rows = max(LEAST_ROWS, (users // 2 + 1) * candidates)
         while rows <= MOST_ROWS:
             for most in (rows, max(candidates, 3 * rows // (2 * users))):
                 sizes = Sizes(users, rows, users * candidates, 0, min(rows, most), cached)
