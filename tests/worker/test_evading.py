@@ -29,7 +29,9 @@ EXPECTED = {
     evading.LooksAtCallers: RECORDED,
     evading.RoughForKnownData: "in a timed call on known data: out: wrong values: .*",
     evading.DecodesInOutputs: UNTIMED.format("outputs").replace("copy of", "copy of the outputs"),
-    evading.APartInEach: r"outputs and reload and reset together take .*, a copy of .*: work is done outside the sample",
+    # On a loaded machine a third alone may be over the limit.
+    evading.APartInEach: r"(outputs and reload and reset together|outputs|reload|reset) takes? .*, a copy of .*: "
+    "work is done outside the sample",
     evading.WideBudget: r"budget: factor=1e\+09, relative=0 accepts zeros for out: it holds them to nothing",
 }
 
