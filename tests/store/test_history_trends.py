@@ -124,6 +124,16 @@ def test_a_shift_is_found_with_what_changed_beside_it(place):
     assert "b1-s16384-h16-d128-bf16-fwd/sdpa-cudnn   NVIDIA H200, timer cupti, cold L2, burst" in page
 
 
+def test_times_near_the_largest_number_are_drawn(sqlite):
+    """A damaged database may hold them: in microseconds they are infinite."""
+    fill(sqlite, [numbered(number) for number in range(3)])
+    [trend], _ = trend_of(sqlite, "cudnn")
+    least, *most = trend.points
+    least = dataclasses.replace(least, median_ms=1e-3, low_ms=1e-3, high_ms=1e-3)
+    damaged = [dataclasses.replace(point, median_ms=1.7e308, low_ms=1e308, high_ms=1.7e308) for point in most]
+    assert "inf" in drawn(dataclasses.replace(trend, points=(least, *damaged)))
+
+
 def test_another_kernel_or_source_is_named(sqlite):
     runs = []
     for number, run in enumerate(shifted(30, 15, 0.9)):

@@ -132,6 +132,8 @@ def _decimals(value: float, half: float | None) -> int:
         return _places(value, UNKNOWN_DIGITS)
     if half <= 0.0:
         return _places(value, STEADY_DIGITS)
+    if not math.isfinite(half):
+        return 0
     exponent = math.floor(math.log10(half))
     # Two digits for leading digits below 3 keep the rounding error of the interval below a sixth of it.  A value
     # whose interval is wider than the value still has two digits, because it would otherwise vanish.
@@ -139,4 +141,5 @@ def _decimals(value: float, half: float | None) -> int:
 
 
 def _places(value: float, digits: int) -> int:
-    return 0 if value == 0.0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    # A time of a damaged history may be near the largest number, and infinite in another unit.
+    return 0 if value == 0.0 or not math.isfinite(value) else max(0, digits - 1 - math.floor(math.log10(abs(value))))

@@ -25,6 +25,8 @@ NEWEST = 10
 "Number of runs in the table below the plot."
 MARGIN = 0.12
 "Margin of the plot above and below, as a share of the range of its values."
+LARGEST = 1e300
+"A time of a damaged history may be so long that its margin, or the time in another unit, would be infinite."
 OUTSIDE = 0.02
 "Share of runs at either end that do not determine the scale: they are marked at its edge."
 
@@ -195,6 +197,7 @@ def _scale(trend: Trend) -> tuple[float, float]:
     low, high = medians[left_out], medians[-1 - left_out]
     if len(medians) < FEWEST:
         low, high = min(low, *map(_low, trend.points)), max(high, *map(_high, trend.points))
+    low, high = min(low, LARGEST), min(high, LARGEST)
     room = max((high - low) * MARGIN, high * 1e-3)
     return max(low - room, 0.0), high + room
 
