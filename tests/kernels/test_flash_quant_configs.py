@@ -18,6 +18,7 @@ from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
 
 from .interpreter import interpreted
+from .quant_cases import distance, inputs_of, recipe_of, truth_of
 
 SHAPES = [Shape(dim=dim, capability=card) for dim, card in product((64, 128), ((8, 9), (9, 0)))]
 
@@ -123,6 +124,17 @@ def test_right_through_the_seam_with_three_phases(values, kind):
         assert launch.notes == ("forward m64n64w4s1; quantisation is part of the call",)
         for phase in launch.phases.values():
             phase()
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(64, 64), (256, 128), (1024, 128)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_recipe_itself_is_within_the_budget_with_outliers(rows, dim, causal):
+    """Of a single head, which is the worst: a right kernel can be no better."""
+    case = case_of(batch=1, seqlen=rows, seqlen_k=rows, nheads=1, nheads_kv=1, headdim=dim, causal=causal, dtype="bf16")
+    budget = resolve("flash-quant", case).budget(case)
+    given = [inputs_of(rows, dim=dim, causal=causal, kind="outliers", seed=seed) for seed in range(6)]
+    errors = [distance(recipe_of(inputs)[0], truth_of(inputs)[0]) for inputs in given]
+    assert 0.03 < max(errors) < budget.rel_l1 < budget.head_rel_l1
 
 
 @pytest.mark.parametrize(("keys", "rows"), [(64, 32768), (256, 32768), (1024, 8192)])
