@@ -31,7 +31,8 @@ MASKS = {
 }
 HOPPER = {64: "b128x128w8s2-atomic-tma-ws", 128: "b64x128w8s2-atomic-tma-ws", 256: "b64x64w8s2-atomic-tma-ws-carried"}
 "By the most dims."
-SUMS = [(dim, f"{HOPPER[256]}-{sums}") for dim in (192, 256) for sums in ("direct", "carried")]
+SUMS = [(dim, f"b64x64w8s2-atomic-tma-ws{sums}") for dim in (192, 256) for sums in ("", "-direct")]
+"The ways of adding dQ that are no default."
 
 
 def hopper(dim):
