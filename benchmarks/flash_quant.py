@@ -2,8 +2,8 @@
 
 A group has the whole op and its phases apart, for each configuration of the kernel, and the peers that are installed.
 `smooth` and `quantise` are the op's first launch cut in two; what that takes of the op is op less kernel.
-FlashAttention 3 in e4m3 is its kernel alone, on tensors converted before, without descales; it adds up in one level.  All
-samples go to one JSON file.
+FlashAttention 3 in e4m3 is its kernel alone, on tensors converted before, without descales; it adds up in one level.  A copy
+in memory is the yardstick of the preparation.  All samples go to one JSON file.
 
     python benchmarks/flash_quant.py --out benchmarks/results/flash-quant-h200.json
     python benchmarks/flash_quant.py --only 4096 --forms m128n64w8s3,m128n128w8s3 --out /tmp/forms.json
@@ -41,6 +41,11 @@ PEERS = ("flash-triton", "sdpa-cudnn", "fa3-fwd", "sage1")
 SIXTEEN = PEERS[:3]
 "Those of 16 bits."
 FP8 = "fa3-fwd-fp8"
+COPY = "copy"
+COPY_BYTES = 2**30
+"Read and written by a copy, together: many times the L2."
+COPY_BAR = 0.7
+"Of the copy's rate, by the preparation."
 KERNEL_BAR = 0.9
 "Of FlashAttention 3 in e4m3, kernel against kernel."
 OP_BARS = {128: {4096: 1.0, 16384: 1.1, 32768: 1.15}, 64: {16384: 1.0, 32768: 1.0}}
@@ -128,6 +133,9 @@ def measure(sweep: Sweep, forms: Sequence[str], peers: Sequence[str], seconds: f
             rows.append({"what": FP8, "config": ""})
         except ImportError as why:
             print(why, file=sys.stderr)
+        source, target = torch.empty(2, COPY_BYTES // 2, dtype=torch.uint8, device=str(device))
+        rows.append({"what": COPY, "config": ""})
+        calls.append(lambda: target.copy_(source))
         for call in calls:
             call()
         torch.cuda.synchronize()
@@ -156,13 +164,14 @@ def sweep_of(group: Mapping[str, Any]) -> Sweep:
     return Sweep(**{name: group[name] for name in Sweep.__dataclass_fields__})
 
 
-def preparation_ms(group: Mapping[str, Any], config: str) -> float:
-    """What the preparation takes of the op: op less kernel, within rounds."""
+def preparation_ms(group: Mapping[str, Any], config: str) -> float | None:
+    """What the preparation takes of the op: op less kernel, within rounds; None if half of them differ by more than it."""
     op, kernel = (
         next(dict(zip(row["rounds"], row["samples_ms"], strict=True)) for row in group["rows"] if key == _key(row))
         for key in (("op", config), ("kernel", config))
     )
-    return statistics.median(op[turn] - kernel[turn] for turn in op.keys() & kernel.keys())
+    low, middle, high = statistics.quantiles([op[turn] - kernel[turn] for turn in op.keys() & kernel.keys()], n=4)
+    return middle if high - low < middle else None
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -174,6 +183,14 @@ def prepared_bytes(sweep: Sweep) -> int:
     return 9 * sweep.case.batch * sweep.seqlen * sweep.heads * sweep.headdim
 
 
+def preparation_rate(group: Mapping[str, Any], config: str) -> tuple[float | None, float | None]:
+    """Bytes a second of the preparation, and its share of the copy's; None where it, or a copy, was not measured."""
+    ms = preparation_ms(group, config)
+    own = prepared_bytes(sweep_of(group)) / ms * 1e3 if ms else None
+    copies = [statistics.median(row["samples_ms"]) for row in group["rows"] if row["what"] == COPY]
+    return own, own / (COPY_BYTES / copies[0] * 1e3) if own and copies else None
+
+
 def lines_of(group: Mapping[str, Any]) -> list[str]:
     """A group as text."""
     sweep = sweep_of(group)
@@ -182,7 +199,7 @@ def lines_of(group: Mapping[str, Any]) -> list[str]:
     for row in group["rows"]:
         ms = statistics.median(row["samples_ms"])
         line = f"  {row['what']:13} {row['config']:28} {ms:8.4f} ms"
-        if row["what"] not in ("smooth", "quantise"):
+        if row["what"] not in ("smooth", "quantise", COPY):
             line += f" {flops / ms / 1e9:6.0f} TFLOP/s"
         names, least = (
             ((FP8,), KERNEL_BAR)
@@ -195,6 +212,9 @@ def lines_of(group: Mapping[str, Any]) -> list[str]:
             line += f"  {found[0]:.3f} of {found[1]}"
             if least is not None:
                 line += f", bar {least:.2f}: {'reached' if found[0] >= least else 'BELOW'}"
+            share = preparation_rate(group, row["config"])[1] if row["what"] == "op" else None
+            if share is not None:
+                line += f"; preparation {share:.2f} of the copy rate"
         lines.append(line)
     return lines
 

@@ -316,6 +316,34 @@ def counter_rows(captures: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     return found
 
 
+def launch_rows(captures: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """A row a kernel of more than a hundredth of its call: time, what is busy, and the two largest stalls."""
+    found = []
+    for kernel in (kernel for capture in captures for kernel in capture["kernels"]):
+        whole = sum(
+            one["total_ms"] for capture in captures for one in capture["kernels"] if one["case"] == kernel["case"]
+        )
+        if kernel["total_ms"] < 0.01 * whole:
+            continue
+        seen = kernel["counters"]
+        stalls = {key.removeprefix("stall_"): value for key, value in seen.items() if key.startswith("stall_")}
+        most = sorted(stalls, key=stalls.__getitem__, reverse=True)[:2]
+        found.append(
+            [
+                f"`{kernel['case']}`",
+                f"`{kernel['name']}`",
+                f"{kernel['total_ms'] * 1e3:.0f}",
+                *(
+                    f"{seen[name]:.0f} %"
+                    for name in ("tensor_percent", "l2_percent", "dram_percent", "code_hit_percent")
+                ),
+                f"{seen['dram_bytes'] / 1e6:.0f}",
+                ", ".join(f"{name} {100 * stalls[name] / sum(stalls.values()):.0f} %" for name in most),
+            ]
+        )
+    return found
+
+
 def drift(run: Run, mode: str, peer: str = "hstu-fbgemm") -> tuple[float, float]:
     """How far the peer's figures of a mode lie from the earlier ones, least and most."""
     seen = [row.drift for row in hstu.rows_of(run, peer) if row.mode == mode and row.drift is not None]

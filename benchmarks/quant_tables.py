@@ -25,6 +25,8 @@ SPEED = (
     "of `sage1`",
     "preparation, ms",
     "TB/s",
+    "of a copy",
+    "bar",
 )
 FORMS = ("head dim", "length", "mask", "configuration", "default", "kernel, ms", "TFLOP/s", "of `fa3-fwd` in e4m3")
 SPARSE = (
@@ -65,6 +67,7 @@ def speed_rows(data: Mapping[str, Any]) -> list[list[str]]:
         kernel, op = rows["kernel"], rows["op"]
         best = flash_quant.faster(group, op, flash_quant.SIXTEEN)
         preparation = flash_quant.preparation_ms(group, sweep.default)
+        rate, share = flash_quant.preparation_rate(group, sweep.default)
         found.append(
             [
                 *_shape(sweep),
@@ -75,8 +78,10 @@ def speed_rows(data: Mapping[str, Any]) -> list[list[str]]:
                 f"`{best[1]}`" if best else "",
                 _bar(best, flash_quant.OP_BARS[sweep.headdim].get(sweep.seqlen)),
                 _ratio(flash_quant.faster(group, op, ("sage1",))),
-                f"{preparation:.3f}",
-                f"{flash_quant.prepared_bytes(sweep) / preparation / 1e9:.2f}",
+                "?" if preparation is None else f"{preparation:.3f}",
+                "?" if rate is None else f"{rate / 1e12:.2f}",
+                "?" if rate is None else "" if share is None else f"{share:.2f}",
+                "" if share is None else _bar((share, ""), flash_quant.COPY_BAR),
             ]
         )
     return found

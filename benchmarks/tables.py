@@ -748,6 +748,21 @@ def our_kernels(say: Say, *paths: Path) -> str:
     )
 
 
+def launch_counters(say: Say, path: Path) -> str:
+    """What Nsight Compute counts of each kernel of some calls."""
+    import kernel_tables
+
+    data = json.loads(path.read_text("utf-8"))["captures"]
+    words = "case", "kernel", "µs", "tensor cores", "L2", "HBM", "hits of code", "MB of HBM", "largest stalls"
+    return "\n".join(
+        [
+            markdown([say(word) for word in words], kernel_tables.launch_rows(data)),
+            "",
+            f"Nsight Compute {data[0]['tool_version']} on {data[0]['device']}; cold caches, free clocks.",
+        ]
+    )
+
+
 def flash_counters(say: Say, path: Path) -> str:
     """What Nsight Compute counts of our flash forward and of its peers."""
     import kernel_tables
@@ -936,13 +951,20 @@ def suite(say: Say, path: Path) -> str:
     """A run of a suite: its command, its matrices, who is fastest, what is missing."""
     import suite_tables
 
+    return f"`{suite_tables.command(path)}`\n\n{own_suite(say, path)}"
+
+
+def own_suite(say: Say, path: Path) -> str:
+    """The same of a suite that is not shipped, so that nobody can give its command."""
+    import suite_tables
+
     from attnbench.record import to_dict
     from attnbench.store.runfile import read
 
-    lines = [f"`{suite_tables.command(path)}`"]
+    lines: list[str] = []
     for title, head, rows in suite_tables.parts(path):
-        lines += ["", f"{title}:", "", markdown(head, rows)]
-    lines += ["", *suite_tables.sentences(path), where(to_dict(read(path).environments[0]), say)]
+        lines += [f"{title}:", "", markdown(head, rows), ""]
+    lines += [*suite_tables.sentences(path), where(to_dict(read(path).environments[0]), say)]
     return "\n".join(lines)
 
 
@@ -1087,9 +1109,13 @@ TABLES = {
     ),
     "hstu-dense-fwd-h200": Table(("hstu-dense-fwd-h200.json",), hstu_kernels("fwd")),
     "flash-ncu-h200": Table(("flash-ncu-h200.json",), flash_counters),
+    "flash-quant-ncu-h200": Table(("flash-quant-ncu-h200.json",), launch_counters),
+    "flash-sparse-ncu-64-h200": Table(("flash-sparse-ncu-64-h200.json",), launch_counters),
+    "flash-sparse-quant-ncu-h200": Table(("flash-sparse-quant-ncu-h200.json",), launch_counters),
     "hstu-jagged-h200": Table(("hstu-jagged-h200.json",), hstu_uneven),
     "hstu-dense-bwd-h200": Table(("hstu-dense-bwd-h200.json",), hstu_kernels("bwd")),
     "hstu-dense-bwd-256-h200": Table(("hstu-dense-bwd-256-h200.json",), suite),
+    "hstu-dense-bwd-wide-h200": Table(("hstu-dense-bwd-wide-h200.json",), own_suite),
     "hstu-dense-bwd-before-h200": Table(("hstu-dense-bwd-before-h200.json",), hstu_kernels("bwd")),
     "hstu-bsa-fwd-h200": Table(("hstu-bsa-fwd-h200.json", "hstu-bsa-16384-h200.json"), hstu_sparse),
     "hstu-bsa-fwd-bwd-h200": Table(("hstu-bsa-fwd-bwd-h200.json",), hstu_sparse),

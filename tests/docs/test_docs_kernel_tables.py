@@ -98,6 +98,17 @@ def test_uneven_lengths_are_held_against_whole_ones_of_their_shape():
     assert kernel_tables.jagged_rows(SimpleNamespace(records=records[:1])) == []
 
 
+def test_a_kernel_of_a_call_is_a_row_unless_it_is_short():
+    counters = {"tensor_percent": 43.1, "l2_percent": 23.0, "dram_percent": 9.2, "code_hit_percent": 90.6}
+    counters |= {"dram_bytes": 158.2e6, "stall_wait": 1.0, "stall_barrier": 3.0, "stall_selected": 0.5}
+    kernels = [
+        {"total_ms": ms, "case": "c", "name": name, "counters": counters} for name, ms in (("a", 0.36), ("b", 0.003))
+    ]
+    assert kernel_tables.launch_rows([{"kernels": kernels}]) == [
+        ["`c`", "`a`", "360", "43 %", "23 %", "9 %", "91 %", "158", "barrier 67 %, wait 22 %"]
+    ]
+
+
 def test_a_capture_is_a_row_of_its_longest_kernel():
     counters = {
         "cycles": 5000.0,

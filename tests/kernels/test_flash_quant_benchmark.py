@@ -31,7 +31,7 @@ def group_of(benchmark, kernel_ms, op_ms):
         {"what": what, "config": sweep.default} | samples(ms)
         for what, ms in (("op", op_ms), ("smooth", 0.04), ("quantise", 0.1), ("kernel", kernel_ms))
     ]
-    peers = {"flash-triton": 3.1, "fa3-fwd": 3.0, "sage1": 5.0, benchmark.FP8: 2.2}
+    peers = {"flash-triton": 3.1, "fa3-fwd": 3.0, "sage1": 5.0, benchmark.FP8: 2.2, benchmark.COPY: 0.27}
     return asdict(sweep) | {"rows": rows + [{"what": name, "config": ""} | samples(ms) for name, ms in peers.items()]}
 
 
@@ -42,6 +42,7 @@ def test_kernels_are_held_against_kernels_and_the_op_against_16_bits(modules):
     assert "1.200 of fa3-fwd, bar 1.10: reached" in lines[1]
     assert "0.917 of fa3-fwd-fp8, bar 0.90: reached" in lines[4]
     assert "bar" not in "".join(lines[5:])
+    assert "preparation 0.76 of the copy rate" in lines[1]
     slow = benchmark.lines_of(group_of(benchmark, 2.6, 2.9))
     assert "BELOW" in slow[1]
     assert "BELOW" in slow[4]
@@ -56,14 +57,23 @@ def test_bars_depend_on_dims_and_length(modules):
 def test_a_row_of_the_tables(modules):
     benchmark, tables = modules
     data = {"groups": [group_of(benchmark, 2.4, 2.9)]}
-    ((*_, kernel_bar, _, _, op, which, op_bar, sage, preparation, rate),) = tables.speed_rows(data)
+    ((*_, kernel_bar, _, _, op, which, op_bar, sage, preparation, rate, share, copy_bar),) = tables.speed_rows(data)
     assert (kernel_bar, op, which, op_bar, sage) == ("0.90 reached", "1.034", "`fa3-fwd`", "1.10 **missed**", "1.724")
-    assert (preparation, rate) == ("0.500", "0.60")
+    assert (preparation, rate, share, copy_bar) == ("0.500", "0.60", "0.15", "0.70 **missed**")
     assert tables.form_rows(data) == []
     assert tables.clock(data) == "SM clock 1800-1800 MHz"
     data["groups"][0]["rows"].append({"what": "kernel", "config": "m64n64w4s3"} | samples(4.4))
     assert [row[3:5] for row in tables.form_rows(data)][1] == ["`m64n64w4s3`", ""]
     assert tables.form_rows(data)[1][-1] == "0.500"
+
+
+def test_a_preparation_in_the_noise_has_no_share_of_the_copy_rate(modules):
+    benchmark, tables = modules
+    group = group_of(benchmark, 2.4, 2.41)
+    op = next(row for row in group["rows"] if row["what"] == "op")
+    op["samples_ms"] = [ms + (-1) ** turn * 0.1 for turn, ms in enumerate(op["samples_ms"])]
+    assert tables.speed_rows({"groups": [group]})[0][-4:] == ["?", "?", "?", ""]
+    assert "of the copy rate" not in "".join(benchmark.lines_of(group))
 
 
 def test_a_row_of_the_tables_of_block_sparse_attention(modules):
@@ -88,6 +98,6 @@ def test_peers_that_are_not_there_leave_cells_empty(modules):
     benchmark, tables = modules
     group = group_of(benchmark, 2.4, 2.5)
     group["rows"] = group["rows"][:4]
-    ((*_, which, op_bar, sage, _, _),) = tables.speed_rows({"groups": [group]})
-    assert (which, op_bar, sage) == ("", "", "")
+    ((*_, which, op_bar, sage, _, _, share, copy_bar),) = tables.speed_rows({"groups": [group]})
+    assert (which, op_bar, sage, share, copy_bar) == ("",) * 5
     assert "of fa3" not in "".join(benchmark.lines_of(group))
