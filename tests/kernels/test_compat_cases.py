@@ -188,6 +188,15 @@ def test_nvidia_hstu_with_contexts_and_targets(modules, contexts, targets):
     held(found, together(given, starts, sees, 0.25, 77), given)
 
 
+def test_nvidia_hstu_reads_the_offsets_of_queries_also_of_as_many_rows(modules):
+    starts, given = offsets_of([5, 4]), drawn(*[(9, 2, 16)] * 3)
+    for wrong in ("garbage", None, starts.float()):
+        with pytest.raises(ValueError, match=r"offsets_q|cu_seqlens_q"):
+            modules["hstu"].hstu_attn_varlen_func(
+                *given, wrong, starts, None, None, 5, 5, -1, None, None, window_size=(-1, 0), alpha=0.1
+            )
+
+
 def together(
     given: list[torch.Tensor], starts: torch.Tensor, sees: list[torch.Tensor], alpha: float, divisor: float
 ) -> torch.Tensor:

@@ -202,3 +202,14 @@ def test_another_version_of_masks_is_refused(ours, monkeypatch):
     monkeypatch.setattr("transformers.masking_utils.sdpa_mask", lambda batch_size, cache_position, kv_length: None)
     with pytest.raises(ImportError, match=r"do not take q_length.*5\.23"):
         ours.register("another")
+
+
+@pytest.mark.parametrize("wanted", [True, None])
+def test_what_a_model_says_of_determinism_reaches_the_kernel(monkeypatch, wanted):
+    from attnbench.kernels.compat import transformers as ours
+
+    seen = {}
+    monkeypatch.setattr(ours, "flash_attention", lambda q, k, v, **options: (seen.update(options), None))
+    q = torch.zeros(1, 2, 8, 16)
+    ours.attend(torch.nn.Module(), q, q, q, None, deterministic=wanted)
+    assert seen.get("deterministic") == wanted

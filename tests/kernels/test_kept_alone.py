@@ -17,7 +17,26 @@ from attnbench.kernels.hstu.paged.api import Step
 from .launches import Card, on_no_card
 from .test_kept import CALLS, forget, launches_of
 
-NUMBERS = (None, True, False, 0, 1, -1, 7, 64, 1.0, 0.3, float("nan"), 2**31, 10**400, "x", (1, 2), [], torch.tensor(3))
+NUMBERS = (
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    7,
+    64,
+    1.0,
+    0.3,
+    float("nan"),
+    2**31,
+    10**400,
+    "x",
+    (1, 2),
+    [],
+    (None,),
+    torch.tensor(3),
+)
 
 
 def other_tensors(x: torch.Tensor) -> Iterator[Any]:

@@ -130,8 +130,9 @@ def attend(
     (queries, keys), (longest_q, longest_k) = offsets, longest
     if longest_q > longest_k:
         raise refusal(WHO, "max_seqlen_q", longest_q, f"at most max_seqlen_k={longest_k}")
-    # No sequence has more queries than keys: if the totals are equal, so are those of each sequence.
-    whole = q.shape[0] == k.shape[0]
+    if not isinstance(queries, Tensor):
+        raise refusal(WHO, "cu_seqlens_q", queries, "int [B + 1]")
+    whole = queries is keys
     return hstu_attention(
         q,
         k,

@@ -45,7 +45,6 @@ _NOT_OURS = {
     "output_hidden_states",
     "output_router_logits",
     "num_items_in_batch",
-    "deterministic",
 }
 "Arguments of a model that do not change attention, or are read separately."
 _MASKS = {
@@ -153,7 +152,7 @@ def attend(
         sliding_window: keys that a query sees, including itself; None: all.
         softcap: None alone.
         is_causal: no key after a query's own position.
-        given: `PACKED` for packed sequences, `position_ids`; others are refused unless None.
+        given: `PACKED` for packed sequences, `position_ids`, `deterministic`; others are refused unless None.
 
     Returns:
         [B, Sq, H, Dv], and None for weights.
@@ -166,10 +165,12 @@ def attend(
     if given.get("output_attentions"):
         raise refusal(NAME, "output_attentions", True, "False; 'eager' has weights")
     for name, other in given.items():
-        if name not in _NOT_OURS and name not in PACKED:
+        if name not in _NOT_OURS and name not in PACKED and name != "deterministic":
             only(NAME, name, other, None)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     options: dict[str, Any] = {"causal": causal, "scale": scaling}
+    if given.get("deterministic") is not None:
+        options["deterministic"] = given["deterministic"]
     if sliding_window is not None:
         options["window"] = (sliding_window - 1, 0 if causal else sliding_window - 1)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))

@@ -286,7 +286,7 @@ def call_of(
         ValueError: as `flash_attention` says.
     """
     scale = None if scale is None else as_float(scale)
-    packed, sides = cu_seqlens_q is not None, window if isinstance(window, tuple | list) else (window,)
+    packed, sides = cu_seqlens_q is not None, (len(window), *window) if isinstance(window, tuple | list) else (window,)
     bounds: tuple[Any, ...] = max_seqlen_q, max_seqlen_k
     bounds = bounds_of(q, k, *bounds) if packed else (*bounds, bound_of_keys(k))
     key = (

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from attnbench.kernels.shared.limits import lies_in_rows
 
@@ -49,19 +48,38 @@ def copied(tensors: Sequence[Tensor | None], numbers: Container[int]) -> list[An
     ]
 
 
+class _Refusal(torch.autograd.Function):
+    """Gradients as they are, of which there is no derivative by what they were computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        # Not views, which a caller could not change in place.
+        return tuple(x.clone() for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError("trying to differentiate twice a function that is differentiable once")
+
+
 def once(backward: _Backward) -> _Backward:
     """Refuse a second derivative, which would otherwise be silently missing.
 
-    If no second derivative is requested, `once_differentiable` only disables gradients, which the engine has done already.
-    If one is, `once_differentiable` refuses it only if the output's gradient requires a gradient, but the results depend on
-    the inputs too.  So it is called with output gradients that all require one.
+    `once_differentiable` attaches its refusal to the output's gradient alone.  The results depend on the inputs too, and
+    the engine runs no node that does not lead to a tensor it was asked for: then a Hessian would be 0.  So the refusal
+    leads to every tensor that was saved.
     """
-    refusing: _Backward = once_differentiable(backward)
 
     @wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         if not torch.is_grad_enabled():
             return backward(ctx, *grads)
-        return refusing(ctx, *(x if x is None or x.requires_grad else x.detach().requires_grad_() for x in grads))
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        causes = [x for x in (*ctx.saved_tensors, *grads) if x is not None and x.requires_grad]
+        computed = [x for x in found if x is not None]
+        if not causes or not computed:
+            return found
+        refusing = iter(_Refusal.apply(len(computed), *computed, *causes))
+        return tuple(x if x is None else next(refusing) for x in found)
 
     return run
