@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.presentation.block import backend_name
+from attnbench.presentation.reconcile import reconcile
 from attnbench.presentation.serving import end_to_end, hit_share, of_the_device
 from attnbench.record import Record, Run
 
@@ -37,6 +38,17 @@ POOL = (
     "speed over no cache",
 )
 STEPS = ("users × candidates", "cached tokens", "steps", "p50", "p95", "p99", "p99 over p50", "host p50")
+EXPLAINED = (
+    "users × candidates",
+    "row",
+    "attention",
+    "step predicted",
+    "measured",
+    "difference",
+    "of it gaps",
+    "clock",
+    "unexplained",
+)
 STACK = ("layers", "users", "history, mean", "candidates", "rows", "time", "TFLOP/s", "rows/s")
 
 
@@ -118,6 +130,26 @@ def step_rows(run: Run) -> list[list[str]]:
         found.append(
             [_users(record.case), str(record.case["cached"]), str(time.num_samples), *cells, over, _ms(time.host_ms)]
         )
+    return found
+
+
+def explained_rows(run: Run) -> list[list[str]]:
+    """A row a way to run a step, the first of each table as the reference: predicted from its attention, and measured."""
+    found = []
+    for case, records in _cases([run]):
+        for row in (row for table in reconcile([*records.values()], run.settings.baseline) for row in table):
+            shares = {name: f"{100 * ms / row.step_ms:+.1f} %" for name, ms in row.residues.items()}
+            found.append(
+                [
+                    _users(case),
+                    f"`{backend_name(row.record)}`",
+                    _ms(row.attention_ms),
+                    _ms(row.predicted_ms),
+                    _ms(row.step_ms),
+                    "" if row.difference is None else f"{100 * row.difference:+.1f} %",
+                    *(shares.get(name, "") for name in ("gaps", "clock", "unexplained")),
+                ]
+            )
     return found
 
 

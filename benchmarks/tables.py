@@ -884,6 +884,13 @@ def serving_pool(say: Say, path: Path) -> str:
     return _of_runs(say, serving_tables.POOL, serving_tables.pool_rows(_run(path)), path)
 
 
+def serving_explained(say: Say, path: Path) -> str:
+    """Steps predicted from the attention of another row, and measured."""
+    import serving_tables
+
+    return _of_runs(say, serving_tables.EXPLAINED, serving_tables.explained_rows(_run(path)), path)
+
+
 def serving_steps(say: Say, path: Path) -> str:
     """Percentiles of many steps."""
     import serving_tables
@@ -1131,6 +1138,7 @@ TABLES = {
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
     "serving-h200": Table(("hstu-serving-h200.json",), serving_sweep),
+    "serving-explained-h200": Table(("hstu-serving-explained-h200.json",), serving_explained),
     "serving-steps-h200": Table(("hstu-serving-steps-h200.json",), serving_steps),
     "serving-host-hits-h200": Table(("hstu-serving-host-hits-h200.json",), serving_host_hits),
     "serving-stack-h200": Table(("serving-stack-h200.json",), serving_stack),

@@ -63,6 +63,21 @@ def test_times_of_a_pool_are_of_one_step():
     ]
 
 
+def test_a_step_is_predicted_from_the_attention_of_the_first_row():
+    def row(name, attention, gpu):
+        phases = {"attention": replace(imported_time(mean_ms=attention, median_ms=attention), timer="cupti")}
+        return replace(record(name, 9.0, gpu, counters={"layers": 8, "requests": 2}), phases=phases)
+
+    rows = tables.explained_rows(make_run([row(tables.EAGER, 0.25, 4.0), row(tables.GATHERED, 0.5, 6.6)]))
+    assert [one[1:6] for one in rows] == [
+        [f"`{tables.EAGER}`", "2 ms", "", "4 ms", ""],
+        [f"`{tables.GATHERED}`", "4 ms", "6 ms", "6.6 ms", "+10.0 %"],
+    ]
+    clock = replace(row(tables.GATHERED, 0.5, 6.6), phases={"attention": imported_time(mean_ms=0.5, median_ms=0.5)})
+    walled = replace(clock, phases={"attention": replace(clock.phases["attention"], timer="wall")})
+    assert tables.explained_rows(make_run([row(tables.EAGER, 0.25, 4.0), walled])) == []
+
+
 def test_percentiles_of_many_steps():
     assert tables.step_rows(make_run([record(tables.GRAPH, 1.0, 0.5)]))[0][:7] == [
         "2 × 128",

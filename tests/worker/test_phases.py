@@ -45,6 +45,13 @@ def test_what_any_timer_can_time_is_sampled_together(monkeypatch):
     assert timed(monkeypatch, "auto")[1] == [("wall", ["look-up", "attention", "append"])]
 
 
+@pytest.mark.parametrize("name", ["auto", "all"])
+@pytest.mark.parametrize(("best", "used"), [("cupti", "cupti"), ("events", "wall"), ("wall", "wall")])
+def test_phases_have_the_timer_of_the_step_unless_it_cannot_tell_host_work(monkeypatch, name, best, used):
+    monkeypatch.setattr(phases, "choose", lambda name, device: SimpleNamespace(name=best))
+    assert timed(monkeypatch, name)[1] == [(used, ["look-up", "attention", "append"])]
+
+
 def test_what_no_timer_can_time_stays_an_error(monkeypatch):
     def sample(subjects, *, plan, **_):
         raise Unavailable(f"{plan.timer} does not work here")

@@ -14,8 +14,9 @@ measured step differs from the prediction by
 
 each relative to the reference row, in cycles at each row's own clock if clocks were read.
 
-A row whose attention takes longer than its whole step cannot be explained: its phases have few samples, and launched
-one by one they wait for the host.  It is omitted, with a note.
+A row whose attention was timed by the wall clock and whose step by the device is left out: one of them has the host's
+launches in it.  So is one whose attention takes longer than its whole step: its phases have few samples, and launched
+one by one they wait for the host.  A note says which.
 
 Both phases use the time in which kernels run, if it is known: a phase alone may wait for the host between
 its launches, while a whole step has work queued.  Rows that serve requests time both for one layer, and count the
@@ -166,7 +167,7 @@ def attention_ms(record: Record) -> float | None:
 def limit_of(record: Record) -> Range | None:
     """Return the speed-up of a row's step if its attention took no time; None if that is unknown or takes longer."""
     step, attention = range_of(record.time) if record.time else None, _attention(record)
-    if step is None or attention is None or attention.value >= step.value:
+    if step is None or attention is None or attention.value >= step.value or _other_timer(record):
         return None
     return limit(attention, step.minus(attention))
 
@@ -188,7 +189,7 @@ def reconcile(records: Sequence[Record], baseline: str | None) -> list[list[Reco
     known: dict[float | None, list[Record]] = {}
     for record in records:
         step = record.time.median_ms if record.time else None
-        if step and attention_ms(record) is not None and not _longer_than_its_step(record):
+        if step and attention_ms(record) is not None and not (_longer_than_its_step(record) or _other_timer(record)):
             known.setdefault(record.counters.get(COMPUTED), []).append(record)
     tables = []
     for rows in known.values():
@@ -212,8 +213,13 @@ def megacycles(time: Time) -> float | None:
 
 def reconciled(title: str, records: Sequence[Record], baseline: str | None) -> list[Block]:
     """Return the tables of one case; none if the attention of fewer than two rows was timed."""
-    late = [backend_name(record) for record in records if _longer_than_its_step(record)]
+    other = [record for record in records if _other_timer(record)]
+    late = [backend_name(record) for record in records if record not in other and _longer_than_its_step(record)]
     notes = [NOTE] + [
+        f"left out: {', '.join(map(backend_name, other))}: attention was timed by another timer than the step, "
+        "so that their difference says nothing"
+    ] * bool(other)
+    notes += [
         f"left out: {', '.join(late)}: attention took longer than the whole step; it has few samples, "
         "and another program or the host's launches may have delayed it"
     ] * bool(late)
@@ -229,6 +235,12 @@ def _longer_than_its_step(record: Record) -> bool:
     step, alone = record.time.median_ms if record.time else None, record.phases.get(ALONE)
     by_itself = (_ms(alone) or 0.0) * (record.counters.get("layers") or 0.0) if alone else 0.0
     return bool(step) and max(attention_ms(record) or 0.0, by_itself) >= (step or 0.0)
+
+
+def _other_timer(record: Record) -> bool:
+    """Return whether attention has the wall clock and the step a timer of the device: launches are in one of them alone."""
+    there = record.phases.get(ATTENTION)
+    return record.time is not None and there is not None and there.timer == "wall" != record.time.timer
 
 
 def _ms(time: Time) -> float | None:

@@ -11,7 +11,7 @@ from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import sample
 from attnbench.measure.stage import synchronize
 from attnbench.measure.subject import Subject
-from attnbench.measure.timer import Untimed
+from attnbench.measure.timer import Untimed, choose
 from attnbench.measure.times import to_time
 from attnbench.record import Settings, Time
 from attnbench.worker.entry import Entry, counters
@@ -43,12 +43,22 @@ def timed_phases(
             subject.reset()
         subject.call()
     synchronize(device)
-    wall = "wall" if settings.timer in ("auto", "all") else settings.timer
     found: dict[str, Time] = {}
-    for timer, subjects in ((wall, apart), ("reported", inside)):
+    for timer, subjects in ((_timer(settings.timer, device), apart), ("reported", inside)):
         found |= _sampled(subjects, timer, settings, device, announce)
     entry.run_once(mode)
     return {name: found[name] for name in launch.phases}
+
+
+def _timer(name: str, device: Device) -> str:
+    """Timer of phases by themselves, so that they add up to a step of the same timer.
+
+    CUPTI knows of a phase of host work that it launched nothing; events do not, so the wall clock stands in for them.
+    """
+    if name not in ("auto", "all"):
+        return name
+    best = choose("auto", device).name
+    return best if best == "cupti" else "wall"
 
 
 def _sampled(

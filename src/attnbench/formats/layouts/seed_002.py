@@ -39,7 +39,8 @@ BOOK = re.compile(r"benchmark_results(_(bs|nc)\d+)?\.xlsx")
 LOGS, RESULTS = "logs", "benchmark_results"
 COLUMNS = ("file", "batch_size", "num_candidate", "kv_caches", "candidate_embeddings", "total_time_ms")
 SHAPE = ("batch", "num_candidates", "cached", "new_tokens")
-SERIES = "pool"
+SERIES = "pool", "growth"
+"Caches whose rows are timed over all steps of a series; `growth` has the time of each beside it."
 LARGEST = 2**31
 DECIMALS = 6
 
@@ -151,17 +152,17 @@ class Seed002(Layout):
 
 
 def _records(run: Run) -> list[Record]:
-    """Return the timed records with a serving step's shape; a series over a pool has none.
+    """Return the timed records of serving steps; a series over a pool, or one that was interrupted, has none.
 
     Raises:
         UsageError: there is no such record.
     """
-    records = [record for record in timed(run.records) if record.case.get("cache") != SERIES]
+    records = [record for record in timed(run.records) if record.case.get("cache") not in SERIES or steps_of(record)]
     for record in records:
         if not all(type(record.case.get(name)) is int for name in SHAPE):
             raise UsageError(refusal(NAME, "workload", record.workload, "has no serving steps", f"a run of {WORKLOAD}"))
     if not records:
-        raise UsageError(refusal(NAME, "records", 0, "have a time", "a run with at least one timed record"))
+        raise UsageError(refusal(NAME, "records", 0, "have a time of a step", "a run of timed steps"))
     return records
 
 
