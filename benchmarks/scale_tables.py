@@ -26,11 +26,11 @@ def rows(path: Path, with_ray: Path) -> list[list[str]]:
             apart(local["beside_apart"]),
             at_most(max(local["beside_apart"]), MOST_APART),
         ],
-        ["ratios of two runs on the same GPU, both alone", apart(local["two_gpus_apart"]), ""],
+        ["ratios on one GPU while the other measures, against those alone", apart(local["two_gpus_apart"]), ""],
         [
             f"{ray['groups']} groups on one GPU through Ray, against the local engine",
             f"{ray['whole_percent']:+.1f} %",
-            at_most(ray["whole_percent"], MOST_OF_RAY),
+            f"at most {MOST_OF_RAY:g} %: open",
         ],
         ["the same, from the first group's end to the last's", f"{ray['steady_percent']:+.1f} %", ""],
         ["ratios through Ray against local ones", apart(ray["engines_apart"]), ""],

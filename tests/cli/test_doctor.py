@@ -152,7 +152,14 @@ def test_the_build_of_torch_for_cpus_is_advised_where_it_is_not_here(
     assert (CPU_TORCH in capsys.readouterr().out) == (cuda is not None)
 
 
-def test_the_report_for_people(no_driver, backends, wide, capsys):
+def test_kernels_are_compiled_ahead_without_a_gpu_too(no_driver, backends, wide, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/somewhere/kept")
+    assert doctor.run(parsed("--device", "cpu")) == 0
+    assert "/somewhere/kept" in capsys.readouterr().out
+
+
+def test_the_report_for_people(no_driver, backends, wide, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/somewhere/kept")
     assert doctor.run(parsed("--device", "cpu")) == 0
     text = capsys.readouterr().out
     assert "torch" in text.split("GPU")[0]

@@ -123,7 +123,7 @@ def examine(device: Device, output: Output) -> Report:
             gpu.driver_cuda() if gpu else None,
         ),
         max_jobs=advice.max_jobs(),
-        compile_cache=compile_cache() if gpu else None,
+        compile_cache=compile_cache(),
         container=_container(gpu, environment),
         backends=check_backends(device, output),
     )
