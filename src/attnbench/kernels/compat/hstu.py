@@ -132,6 +132,7 @@ def attend(
         raise refusal(WHO, "max_seqlen_q", longest_q, f"at most max_seqlen_k={longest_k}")
     if not isinstance(queries, Tensor):
         raise refusal(WHO, "cu_seqlens_q", queries, "int [B + 1]")
+    # Without reading them on the host, only one tensor for both is known to hold the same sequences.
     whole = queries is keys
     return hstu_attention(
         q,
