@@ -159,6 +159,19 @@ class FutureOfReloadByNumpy(FutureOfReload):
     name, attend = "future-of-reload-by-numpy", staticmethod(attend_by_numpy)
 
 
+class WaitsNowAndThen(FutureOfReloadByNumpy):
+    """`reload` waits for its thread in every second call, as if the machine had preempted it there."""
+
+    name, loads = "waits-now-and-then", 0
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        self.loads += 1
+        # By a Weyl sequence: a look loads twice, and neither of the two may be the same in all looks.
+        if self.loads * 0.618 % 1 < 0.5:
+            self.kept.result()
+
+
 class WhenRead(Cheating):
     """A tensor of a class of its own, which computes itself when an operator reads it."""
 
@@ -282,6 +295,17 @@ class ByDirtyFlag(Memo):
 
     def key(self):
         return self.dirty
+
+
+class NowInReloadNowInTheCall(ByDirtyFlag):
+    """Keeps each limit of its own in about half of the looks."""
+
+    name, attend = "now-in-reload-now-in-the-call", staticmethod(attend_by_numpy)
+
+    def reload(self, inputs):
+        super().reload(inputs)
+        if self.dirty * 0.618 % 1 < 0.5:
+            self.work()
 
 
 class ByPointer(Memo):

@@ -10,7 +10,7 @@ import odd
 import pytest
 from cheating import HonestSteps
 from small_runs import FAKES
-from test_cheats import LARGE, LATE, LONG, NEW_DATA, THREADS, UNTIMED, carried_out, ended, verdict
+from test_cheats import LARGE, LATE, LONG, NEW_DATA, TOTAL, UNTIMED, carried_out, ended, verdict
 
 from attnbench.check import inspection
 from attnbench.check.inspection import Inspection
@@ -24,8 +24,8 @@ DECODING = {"batch": 2, "seqlen": 1, "seqlen_k": 4096, "nheads": 8, "headdim": 6
 
 RECORDED = r"a call on data it has not seen takes .*, a recorded one .*: its samples are not the time of its work"
 EXPECTED = {
-    evading.WhenTaken: f"{LATE}|{THREADS}",
-    evading.WhenAnOperatorReads: f"{LATE}|{NEW_DATA}|{THREADS}",
+    evading.WhenTaken: f"{LATE}|{TOTAL}",
+    evading.WhenAnOperatorReads: f"{LATE}|{NEW_DATA}|{TOTAL}",
     evading.LooksAtCallers: RECORDED,
     evading.RoughForKnownData: "in a timed call on known data: out: wrong values: .*",
     evading.DecodesInOutputs: UNTIMED.format("outputs").replace("copy of", "copy of the outputs"),
@@ -120,7 +120,7 @@ def test_a_file_that_changes_the_harness_when_it_is_imported_changes_no_time():
     assert found["honest-steps"] == ("passed", None)
     status, reason = found["replaces-on-import"]
     assert status == Status.INCORRECT
-    assert re.fullmatch(f"{NEW_DATA}|{THREADS}", reason, re.DOTALL)
+    assert re.fullmatch(f"{NEW_DATA}|{TOTAL}", reason, re.DOTALL)
     [honest] = [record for record in run.records if record.status is Status.PASSED]
     assert honest.time is not None
     assert honest.time.median_ms > 1e-3

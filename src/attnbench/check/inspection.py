@@ -22,7 +22,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -84,12 +83,12 @@ class Inspection:
         "over all calls that were inspected, and the samples recorded before them"
         self._known: Mapping[str, Tensor] | None = None
         "copies of the outputs of calls on known data, since the last look"
-        self._released: _Moment | None = None
-        "when the last call could start"
-        self._ordinary: _Moment | None = None
-        "from then to the preparation of the next call, for the last ordinary call"
-        self._loading = _Moment(0.0, 0.0)
-        "when loading of the new data started"
+        self._released: float | None = None
+        "when the last call could start, ms of the wall clock"
+        self._ordinary: float | None = None
+        "from then to the preparation of the next call, for the last ordinary call, ms"
+        self._loading = 0.0
+        "when loading of the new data started, ms of the wall clock"
 
     def disturb(self) -> None:
         """Touch as much memory as `prepare` does, and leave the launch unchanged."""
@@ -101,7 +100,7 @@ class Inspection:
             self.launch.forward()
         if self.launch.reset is not None:
             self.launch.reset()
-        self._released = _Moment.now()
+        self._released = _now_ms()
 
     def prepare(self) -> None:
         """Overwrite the outputs, load new data and reset; in mode bwd also run the forward.
@@ -109,7 +108,7 @@ class Inspection:
         The call follows directly after loading: a thread started by `reload` has no time to compute the answer.
         """
         launch, mode = self.launch, self.mode
-        self._ordinary = self._released and _Moment.now() - self._released
+        self._ordinary = self._released and _now_ms() - self._released
         if self._known is None:
             self._known = _taken(launch)
         old = dict(launch.outputs().items())
@@ -119,7 +118,7 @@ class Inspection:
         poison_outputs(old, self.examination.inputs())
         self.variation.apply()
         self._spans = {}
-        self._loading = _Moment.now()
+        self._loading = _now_ms()
         with self._span("reload"):
             launch.reload(self.references.second.inputs)
         if mode == "bwd":
@@ -128,7 +127,7 @@ class Inspection:
         if launch.reset is not None:
             with self._span("reset"):
                 launch.reset()
-        self._released = _Moment.now()
+        self._released = _now_ms()
 
     def finish(self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
         """Evaluate the sample, then load the first data again and call once.
@@ -147,7 +146,9 @@ class Inspection:
         self.announce("inspection")
         fault = self._wrong(outputs) or self._computes_untimed(look, outputs)
         if not self.in_ranks:
-            look.untimed |= {name: span.ms() for name, span in self._spans.items()}
+            look.untimed |= (spans := {name: span.ms() for name, span in self._spans.items()})
+            if look.left:
+                look.total = max(sum(spans.values()) + look.new, look.left[0] + look.whole)
         look.output_copies = self._copies_ms(outputs.values())
         look.copies = self._copies_ms([*self._inputs(), *outputs.values()])
         self._looks.append(look)
@@ -179,13 +180,13 @@ class Inspection:
             times.append(1e3 * (time.perf_counter() - started))
             if not self.cuda and self._released and len(times) == 1:
                 # Wall time until the outputs are readable: another thread may do the work while this one is preempted.
-                look.whole = (_Moment.now() - self._released).wall_ms
-                if self._ordinary:
-                    look.spent = (_Moment.now() - self._loading).cpu_ms, self._ordinary.cpu_ms
+                now = _now_ms()
+                look.whole, look.total = now - self._released, now - self._loading
         look.first, look.untimed["outputs"] = times
         # The quicker of the two reads: a pause in the second one must not shorten the call.
         look.whole -= min(times)
-        look.ordinary = look.ordinary if self.cuda or self._ordinary is None else self._ordinary.wall_ms
+        look.total -= min(times)
+        look.ordinary = look.ordinary if self.cuda or self._ordinary is None else self._ordinary
         self._released = None
         return found[0]
 
@@ -218,7 +219,6 @@ class Inspection:
         if launch.reset is not None:
             calls["reset"] = launch.reset
         found = {}
-        began = _Moment.now()
         for name, call in calls.items():
             with products() as names:
                 call()
@@ -230,8 +230,6 @@ class Inspection:
                 launch.reset()
         if self.mode == "bwd":
             launch.forward()
-        if look.spent:
-            look.spent = look.spent[0], look.spent[1] + (_Moment.now() - began).cpu_ms
         call = launch.call(self.mode)
         if self.cuda and not self.in_ranks:
             self._queued(call, look)
@@ -310,19 +308,8 @@ def _copy(tensors: Iterable[Tensor]) -> None:
         tensor.detach().clone()
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """Wall time and CPU time of all threads of this process, at a moment or between two moments."""
-
-    wall_ms: float
-    cpu_ms: float
-
-    @classmethod
-    def now(cls) -> _Moment:
-        return cls(1e3 * time.perf_counter(), 1e3 * time.process_time())
-
-    def __sub__(self, before: _Moment) -> _Moment:
-        return _Moment(self.wall_ms - before.wall_ms, self.cpu_ms - before.cpu_ms)
+def _now_ms() -> float:
+    return 1e3 * time.perf_counter()
 
 
 class _Span:

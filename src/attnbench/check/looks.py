@@ -60,9 +60,9 @@ class Look:
     output_copies: float = 0.0
     left: tuple[float, float] | None = None
     "on a GPU, its remaining work after a reload, and after copies of all inputs and outputs, had returned"
-    spent: tuple[float, float] | None = None
-    """on a CPU, CPU time of all threads: from loading new data until its outputs were readable, and for a call on known
-    data and loading it, each until it returned"""
+    total: float = 0.0
+    """from when loading of new data started until its outputs were readable, less the time of the quicker of two reads;
+    on a GPU, the untimed functions before the call plus the call, or what `reload` left plus the next call, if longer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,40 @@ def _rules(looks: Sequence[Look], kind: str) -> Iterator[_Rule]:
             f"{_shown(min(below))}: its samples are not the time of its work"
         )
         yield _Rule([one / times for one in above], below, late if is_late and not cuda else words)
-    if cpu_ms := [look.spent for look in looks if look.spent]:
-        unseen, seen = ([times[side] for times in cpu_ms] for side in (0, 1))
+    yield from _total(looks, kind)
+
+
+def _total(looks: Sequence[Look], kind: str) -> Iterator[_Rule]:
+    """Limits of loading new data and computing on it, together, whichever function or thread does what.
+
+    A launch that works in `reload` in some looks, and in the call in others, keeps each limit of its own in one of them.
+    So does a thread that works while the machine has preempted this one.
+    """
+    names = looks[0].untimed.keys() & {"reload", "reset"}
+    if not names:
+        return
+    copies = min(look.copies for look in looks)
+    allowed = SLACK_MS[kind] + len(names) * HOST_SLACK_MS[kind] + (CACHES + len(names) * COPIES) * copies
+    for times, other, known in (
+        (SLOWER[kind], "a call on data it has", [look.repeated for look in looks]),
+        (RECORDED, "a recorded one", [look.recorded for look in looks]),
+    ):
+        pairs = [(look, ms) for look, ms in zip(looks, known, strict=True) if ms is not None]
+        if not pairs:
+            continue
+        words = (
+            f"from loading data it has not seen until its outputs are there a launch takes "
+            f"{_shown(min(look.total for look, _ in pairs))}, {other} {_shown(min(ms for _, ms in pairs))}, a copy of all "
+            f"inputs and outputs {_shown(copies)}: its samples are not the time of its work"
+        )
+        forwards = [min(look.untimed.get("forward", 0.0), (HOST_SLACK_MS[kind] + ms) / BACKWARD) for look, ms in pairs]
         yield _Rule(
-            [(one - slack - cold) / SLOWER[kind] for one in unseen],
-            seen,
-            f"until a call on data it has not seen is done, all threads compute for {_shown(min(unseen))}, for one "
-            f"on data it has {_shown(min(seen))}: its samples are not the time of its work",
+            [
+                (look.total - forward - allowed) / (times + len(names) * SHARE)
+                for (look, _), forward in zip(pairs, forwards, strict=True)
+            ],
+            [ms for _, ms in pairs],
+            words,
         )
 
 
