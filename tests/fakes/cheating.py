@@ -213,6 +213,21 @@ class InOutputs(Cheating):
         return self.out
 
 
+class RestsWhenReadAgain(InOutputs):
+    """A second read now and then takes longer than the first, as if the machine had preempted it there."""
+
+    name, reads, again = "rests-when-read-again", 0, False
+
+    def outputs(self):
+        first, found = self.out is None, super().outputs()
+        if self.again and not first:
+            self.reads += 1
+            if self.reads * 0.618 % 1 < 0.5:
+                time.sleep(0.05)
+        self.again = first
+        return found
+
+
 class InOutputsByNumpy(InOutputs):
     name, attend = "in-outputs-by-numpy", staticmethod(attend_by_numpy)
 

@@ -58,6 +58,7 @@ EXPECTED = {
     "future-of-reload-by-numpy": f"{NEW_DATA}|{LATE}|{TOTAL}",
     "when-read": CLASS,
     "in-outputs": f"{COMPUTES.format('outputs')}|{LATE}",
+    "rests-when-read-again": f"{COMPUTES.format('outputs')}|{LATE}",
     "in-outputs-by-numpy": f"{LATE}|{UNTIMED.format('outputs')}",
     "in-every-outputs": UNTIMED.format("outputs"),
     "in-reset": f".*{WRONG}",

@@ -28,7 +28,7 @@ EXPECTED = {
     evading.WhenAnOperatorReads: f"{LATE}|{NEW_DATA}|{TOTAL}",
     evading.LooksAtCallers: RECORDED,
     evading.RoughForKnownData: "in a timed call on known data: out: wrong values: .*",
-    evading.DecodesInOutputs: UNTIMED.format("outputs").replace("copy of", "copy of the outputs"),
+    evading.DecodesInOutputs: UNTIMED.format("outputs").replace("copy of", "copy of the outputs") + f"|{LATE}|{TOTAL}",
     # On a loaded machine a third alone may be over the limit.
     evading.APartInEach: r"(outputs and reload and reset together|outputs|reload|reset) takes? .*, a copy of .*: "
     "work is done outside the sample",
@@ -181,12 +181,18 @@ def test_calls_that_are_not_timed_may_not_take_half_a_call_each():
     assert suspicion(looks(12, untimed=within | {"reload": 0.59}, copies=0.03, output_copies=0.01), "cpu") is None
 
 
-@pytest.mark.parametrize(("second", "words"), [(0.025, "a call on data it has not seen takes"), (0.001, "unfinished")])
-def test_outputs_that_take_as_long_to_copy_again_are_not_called_late(second, words):
-    short = {"recorded": 0.02, "repeated": 0.02, "ordinary": 0.02, "new": 0.022, "whole": 0.2}
-    found = suspicion(looks(12, **short, first=0.025, untimed={"outputs": second}, output_copies=0.01), "cpu")
+@pytest.mark.parametrize(
+    ("first", "second", "late"),
+    [(0.2, 0.001, True), (0.2, 0.2, False), (0.025, 0.001, False)],
+    ids=["late", "as long again", "cold"],
+)
+def test_outputs_are_called_late_only_if_that_is_what_takes_the_time(first, second, late):
+    short = {"recorded": 0.02, "repeated": 0.02, "ordinary": 0.02, "new": 0.022, "whole": 0.5}
+    found = suspicion(
+        looks(12, **short, first=first, untimed={"outputs": second}, copies=0.02, output_copies=0.02), "cpu"
+    )
     assert found is not None
-    assert found.words.startswith(words)
+    assert found.words.startswith("unfinished work" if late else "a call on data it has not seen takes")
 
 
 # ── who is honest in an odd way ────────────────────────────────────────────────────────────────────

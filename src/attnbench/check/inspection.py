@@ -148,7 +148,7 @@ class Inspection:
         if not self.in_ranks:
             look.untimed |= (spans := {name: span.ms() for name, span in self._spans.items()})
             if look.left:
-                look.total = max(sum(spans.values()) + look.new, look.left[0] + look.whole)
+                look.total = max(sum(spans.values()) + look.new + look.first, look.left[0] + look.whole)
         look.output_copies = self._copies_ms(outputs.values())
         look.copies = self._copies_ms([*self._inputs(), *outputs.values()])
         self._looks.append(look)
@@ -183,9 +183,6 @@ class Inspection:
                 now = _now_ms()
                 look.whole, look.total = now - self._released, now - self._loading
         look.first, look.untimed["outputs"] = times
-        # The quicker of the two reads: a pause in the second one must not shorten the call.
-        look.whole -= min(times)
-        look.total -= min(times)
         look.ordinary = look.ordinary if self.cuda or self._ordinary is None else self._ordinary
         self._released = None
         return found[0]
@@ -271,7 +268,7 @@ class Inspection:
             mark.record()
         self._synchronise()
         inside, look.first, look.untimed["outputs"] = (float(a.elapsed_time(b)) for a, b in pairwise(marks))
-        look.whole = inside + look.first - min(look.first, look.untimed["outputs"])
+        look.whole = inside + look.first
 
     def _inputs(self) -> Iterable[Tensor]:
         return self.references.second.inputs.tensors().values()
