@@ -120,3 +120,26 @@ def test_a_check_finds_the_selection_that_is_wrong_by_score(folder):
     assert all(f" {name} " in words for name in ("out", "dq", "dk", "dv", "dgates"))
     assert "1 passed" in words
     assert "1 incorrect" in words
+
+
+@pytest.mark.parametrize("suite", ["hstu-dense", "hstu-bsa"])
+def test_a_suite_measures_the_steps_of_a_file_with_its_own_backends(folder, suite):
+    steps = "{ batch = 2, seqlen = 48, nheads = 2, attn_dim = 16, num_targets = '8', delta_q = 12, dtype = 'fp32' }"
+    (folder / "steps.toml").write_text(f"workload = 'hstu'\nbackends = ['hstu-compile']\ncases = [{steps}]\n", "utf-8")
+    words = ["--cases", "steps.toml", "--warmup", "1", "--iterations", "3", "--device", "cpu"]
+    done = attnbench_in(folder, "run", suite, *words, "--json", f"{suite}.json", "--no-save")
+    assert done.returncode == 0, done.stderr
+    run = json.loads((folder / f"{suite}.json").read_text("utf-8"))
+    own = {"hstu-dense": ["hstu-eager"], "hstu-bsa": ["hstu-eager", "hstu-bsa-eager"]}[suite]
+    assert [one["backend"] for one in run["records"]] == own
+    assert {one["status"] for one in run["records"]} == {"passed"}
+    assert {(one["case"]["seqlen"], one["case"]["delta_q"]) for one in run["records"]} == {(48, 12)}
+    assert run["run"]["command"].startswith(f"attnbench run {suite} --cases steps.toml ")
+
+
+def test_cases_of_another_workload_are_refused_with_the_suites_that_fit(folder):
+    done = attnbench_in(folder, "run", "hstu-dense", "--cases", "serving-shapes", "--device", "cpu")
+    assert done.returncode == 2
+    assert "--cases=serving-shapes has cases of hstu-serving, hstu-dense measures hstu; such as" in done.stderr
+    assert "serving-shapes-attention" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnbench import suites
 from attnbench.cli import main
 from attnbench.datasets.drawn import draw
 from attnbench.datasets.history import History
 from attnbench.datasets.serving_shapes import ATTENTION, STEPS, draw_shapes
 from attnbench.models.hstu_ranking.config import config_of
-from attnbench.suites.load import load_suite
+from attnbench.suites.load import load_suite, suite_names
 
 KUAIRAND = config_of("kuairand")
 
@@ -67,6 +68,26 @@ def test_the_suites_plan_on_both_kinds_of_device_and_state_their_source(
         assert part["seqlen"] == step["cached"] + step["new_tokens"] + step["num_candidates"]
         assert part["delta_q"] == step["new_tokens"] + step["num_candidates"]
         assert part["num_targets"] == str(step["num_candidates"])
+
+
+def test_the_shipped_suites_are_what_the_command_writes_by_default(tmp_path: Path) -> None:
+    assert main(["data", "serving-shapes", "--to", str(tmp_path)]) == 0
+    for name in (STEPS, ATTENTION):
+        assert (Path(str(suites.__file__)).parent / name).read_text("utf-8") == (tmp_path / name).read_text("utf-8")
+
+
+def test_every_suite_of_the_two_workloads_takes_the_shapes_as_its_cases(capsys: pytest.CaptureFixture[str]) -> None:
+    shapes = {"hstu": "serving-shapes-attention", "hstu-serving": "serving-shapes"}
+    taken = []
+    for name in suite_names():
+        own = load_suite(name, "cpu")
+        if (cases := shapes.get(own.workload)) is not None:
+            assert main(["run", name, "--cases", cases, "--dry-run", "--device", "cpu"]) == 0
+            shown = capsys.readouterr().out
+            assert f"command: attnbench run {name} --cases {cases} --device cpu" in shown
+            assert f"{len(load_suite(cases, 'cpu').cases)} groups" in shown
+            taken.append(name)
+    assert {"hstu-dense", "hstu-bsa", "hstu-bsa-long", "compare-hstu", "hstu-serving", "hstu-serving-tiers"} <= {*taken}
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,8 @@ def test_the_shipped_suites_are_those_the_documents_name():
         "quant",
         "quick",
         "scenarios",
+        "serving-shapes",
+        "serving-shapes-attention",
         "sparse",
         "sparse-length",
         "video",

@@ -17,12 +17,7 @@ WRONG = (Status.INCORRECT, Status.FAILED, Status.CRASHED, Status.TIMEOUT)
 
 def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
-    parser.add_argument(
-        "suite",
-        nargs="?",
-        metavar="SUITE|FILE.toml",
-        help=(f"a name of `attnbench list suites`, or your own file; with --help its axes (default: {DEFAULT})"),
-    )
+    flags.add_suite(parser, DEFAULT)
     flags.add_workload(parser)
     flags.add_shape(
         parser,

@@ -100,6 +100,21 @@ def _add_axis(group: argparse._ArgumentGroup, axis: Axis) -> None:
         group.add_argument(*flags, dest=AXIS + axis.name, metavar="LIST", help=help_text)
 
 
+def add_suite(parser: Parser, default: str) -> None:
+    """Add the suite, and the choice of another one's cases for its backends."""
+    parser.add_argument(
+        "suite",
+        nargs="?",
+        metavar="SUITE|FILE.toml",
+        help=(f"a name of `attnbench list suites`, or your own file; with --help its axes (default: {default})"),
+    )
+    parser.add_argument(
+        "--cases",
+        metavar="SUITE|FILE.toml",
+        help="measure the cases of this suite of the same workload instead (default: its own)",
+    )
+
+
 def add_workload(parser: Parser) -> None:
     """Add the choice of a workload, for a verb that accepts a shape without a suite."""
     parser.add_argument(

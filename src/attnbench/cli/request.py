@@ -14,7 +14,7 @@ from attnbench.cli.executors import planned_device
 from attnbench.cli.flags import AXIS, FIRST, backend_words, selector_words
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Run
-from attnbench.suites.load import load_suite
+from attnbench.suites.load import Suite, load_suite, with_cases_of
 from attnbench.suites.plan import Request, build, environment_axes, parse_axis, with_axes
 from attnbench.suites.settings import SETTINGS, parse_setting
 from attnbench.suites.shards import shard_of
@@ -52,9 +52,9 @@ def make_run(
     name_checkouts(args.path or (), who)
     settings = _settings(args, who)
     asked_axes = axis_words(args, who)
-    load_suite(suite, "cpu")  # report its mistakes before importing torch, which takes seconds
+    _suite(args, suite, "cpu", who)  # report its mistakes before importing torch, which takes seconds
     device = planned_device(args, who, settings.pop("device", None))
-    found = load_suite(suite, device.kind)
+    found = _suite(args, suite, device.kind, who)
     known = {axis.name: axis for axis in load_workload(found.workload).axes}
     found = with_axes(
         found, {name: values for name, values in (axes or {}).items() if name in known and name not in asked_axes}
@@ -102,6 +102,7 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
         flag
         for flag, value in (
             ("SUITE", getattr(args, "suite", None)),
+            ("--cases", getattr(args, "cases", None)),
             ("--backends", selectors),
             ("--skip", args.skip),
             ("--baseline", args.baseline),
@@ -141,6 +142,12 @@ def resumed(args: argparse.Namespace, verb: str) -> tuple[Run, Path]:
     return without_interrupted(run), path
 
 
+def _suite(args: argparse.Namespace, name: str, kind: str, who: str) -> Suite:
+    found = load_suite(name, kind)
+    cases = getattr(args, "cases", None)
+    return found if cases is None else with_cases_of(found, cases, kind, who)
+
+
 def _settings(args: argparse.Namespace, who: str) -> dict[str, Any]:
     given = {one.name: getattr(args, one.name, None) for one in SETTINGS}
     return {name: parse_setting(who, name, text) for name, text in given.items() if text is not None}
@@ -166,7 +173,9 @@ def _command(
     if shape_of not in (None, FIRST):
         words += ["--workload", shape_of]
     if suite is not None:
-        words.append(Path(suite).name if suite.endswith(".toml") else suite)
+        words.append(_portable(suite))
+    if getattr(args, "cases", None) is not None:
+        words += ["--cases", _portable(args.cases)]
     for name, text in axes.items():
         flag = name.replace("_", "-")
         forms = {"true": f"--{flag}", "false": f"--no-{flag}", "both": f"--{flag}-both"}
@@ -179,3 +188,7 @@ def _command(
     for flag, value in [("--baseline", args.baseline), *settings, ("--gpus", args.gpus), ("--shard", args.shard)]:
         words += [flag, value] if value is not None else []
     return shlex.join(words)
+
+
+def _portable(suite: str) -> str:
+    return Path(suite).name if suite.endswith(".toml") else suite

@@ -20,12 +20,7 @@ def add_arguments(parser: Parser) -> None:
     """Declare the arguments."""
     from attnbench.presentation.block import LEGEND
 
-    parser.add_argument(
-        "suite",
-        nargs="?",
-        metavar="SUITE|FILE.toml",
-        help=(f"a name of `attnbench list suites`, or your own file; with --help its axes (default: {DEFAULT})"),
-    )
+    flags.add_suite(parser, DEFAULT)
     flags.add_shape(
         parser,
         note=(

@@ -135,7 +135,10 @@ def write_suites(
             "serving-shapes",
             f"HSTU ranking steps {words}",
             "hstu-serving",
-            ('"serving-paged", "serving-gathered[hstu-triton]", "serving-paged[no-cache]"', "serving-paged[no-cache]"),
+            (
+                '"serving-paged", "serving-paged[graph]", "serving-gathered[hstu-triton]", "serving-paged[no-cache]"',
+                "serving-paged[no-cache]",
+            ),
             ('"serving-eager", "serving-eager[no-cache]"', "serving-eager[no-cache]"),
             steps,
             on_cpu,

@@ -109,6 +109,32 @@ def load_suite(name: str, device: str) -> Suite:
     raise unknown("attnbench", "suite", name, [*shipped, *case_names()])
 
 
+def with_cases_of(suite: Suite, name: str, device: str, who: str) -> Suite:
+    """Return the suite with the cases of another one of its workload; backends, baseline and settings are its own.
+
+    Args:
+        suite: the suite that is measured.
+        name: name or path of the other one.
+        device: ``cpu`` or ``cuda``.
+        who: subject of error messages.
+
+    Raises:
+        UsageError: there is no such suite, or its cases are those of another workload.
+    """
+    other = load_suite(name, device)
+    if other.workload != suite.workload:
+        wrong = f"has cases of {other.workload}, {suite.name} measures {suite.workload}"
+        same = [one for one in suite_names() if load_suite(one, device).workload == suite.workload]
+        raise UsageError(refusal(who, "--cases", name, wrong, f"such as {', '.join(same)}, or a file"))
+    return replace(
+        suite,
+        axes=other.axes,
+        cases=other.cases,
+        batch_by_seqlen=other.batch_by_seqlen,
+        batch_otherwise=other.batch_otherwise,
+    )
+
+
 def suite_names() -> list[str]:
     """Return the names of the shipped suites."""
     return list(_shipped())
