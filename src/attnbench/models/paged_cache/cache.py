@@ -150,6 +150,11 @@ class PagedCache:
             raise
         self.commit(found, histories)
 
+    @property
+    def pending(self) -> int:
+        """Number of transfers that are not over; does not wait."""
+        return sum(not moving.ticket.done() for moving in self._moving)
+
     def settle(self) -> None:
         """Wait for all transfers."""
         for moving in self._moving:
@@ -288,15 +293,8 @@ class PagedCache:
         tier = self._device_tier
         whole = sum(tier.needed(len(history)) for history in histories)
         if whole > tier.pages:
-            raise UsageError(
-                refusal(
-                    WHO,
-                    "pages",
-                    tier.pages,
-                    f"are too few for a batch that takes {whole}",
-                    "a larger pool or a smaller batch",
-                )
-            )
+            wrong = f"are too few for a batch that takes {whole}"
+            raise UsageError(refusal(WHO, "pages", tier.pages, wrong, "a larger pool or a smaller batch"))
         while True:
             held = sum(len(entry.pages) for user in users if (entry := tier.entries.get(user)) and user not in stale)
             given = sum(len(tier.entries[user].pages) for user in stale)
