@@ -56,6 +56,16 @@ def test_on_a_cpu_all_is_end_to_end_and_there_is_no_gpu():
     }
 
 
+@pytest.mark.parametrize(
+    ("samples", "shown"), [(12, []), (19, []), (20, ["p95"]), (99, ["p95"]), (100, ["p95", "p99"])]
+)
+def test_a_percentile_that_the_samples_do_not_support_is_not_shown(samples, shown):
+    one = record()
+    found = cells(replace(one, time=replace(one.time, num_samples=samples)))
+    assert [name for name in ("p95", "p99") if name in found] == shown
+    assert found["p50"] == "2.00"
+
+
 def test_on_a_gpu_the_wall_is_end_to_end_and_its_part_stands_apart():
     one = record(headline="cupti", timers={"cupti": 2.0, "wall": 3.0, "events": 2.5})
     assert end_to_end(one).median_ms == 3.0

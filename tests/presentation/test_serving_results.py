@@ -7,7 +7,7 @@ from html import escape
 
 from attnbench.formats.layouts.base import imported_time
 from attnbench.presentation.matrix import summary
-from attnbench.presentation.serving_run import doublings, grids, works
+from attnbench.presentation.serving_run import doublings, grids, tails, works
 from attnbench.record import Error, PlannedGroup, Record, Run, Status
 from attnbench.report.html.assemble import assemble
 from attnbench.store.derive import derive
@@ -112,3 +112,17 @@ def test_the_page_has_what_the_terminal_says_last():
     assert block.title in page
     assert "128 candidates" in page
     assert all(escape(words) in page for words in summary(run).results)
+
+
+def test_a_run_whose_rows_have_too_few_samples_for_a_tail_says_so_once():
+    def rows(*counts):
+        made = [record(1, 128, place, 1.0, timers=("wall",), counters={"requests": 1}) for place in range(len(counts))]
+        times = [replace(one.time, num_samples=count) for one, count in zip(made, counts, strict=True)]
+        return run_of([replace(one, time=time, timers={}) for one, time in zip(made, times, strict=True)])
+
+    said = "p95 takes 20 samples of a row, p99 takes 100, a row here has {}: --iterations 100"
+    assert tails(rows(12, 12)) == [said.format("12")]
+    assert tails(rows(12, 100)) == [said.format("12 or more")]
+    assert said.format("99") in summary(rows(99, 99)).results
+    assert tails(rows(100, 1000)) == []
+    assert tails(run_of([])) == []

@@ -141,6 +141,7 @@ def summary(run: Run, view: View | None = None) -> Summary:
             *_left_out(run),
             *break_even(run.records),
             *serving_run.doublings(run),
+            *serving_run.tails(run),
             *_out_of_memory(run.records),
             *spread_of_gpus(run),
             *serving_run.works(run),

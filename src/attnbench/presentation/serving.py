@@ -15,6 +15,7 @@ from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name, filled
 from attnbench.presentation.ranges import Range, added, limit, limit_cells, range_of
 from attnbench.record import Record, Time
+from attnbench.stats.summary import is_supported
 
 END_TO_END = "wall"
 OF_THE_DEVICE = ("cupti", "events", "graph")
@@ -143,10 +144,7 @@ def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
     whole, device, counters = end_to_end(record), of_the_device(record), record.counters
     cells = {"backend": backend_name(record)}
     if whole is not None:
-        cells |= {
-            name: figures.plain(unit.of(value))
-            for name, value in (("p50", whole.median_ms), ("p95", whole.p95_ms), ("p99", whole.p99_ms))
-        }
+        cells |= {name: figures.plain(unit.of(value)) for name, value in _percentiles(whole).items()}
         seconds = whole.median_ms / 1e3 if whole.median_ms else None
         cells |= {
             name: figures.plain(count / seconds)
@@ -168,6 +166,14 @@ def _cells(record: Record, unit: figures.Unit) -> dict[str, str]:
         "host_pool": figures.plain(counters.get("host_pool_mb")),
         "share": _percent(share),
     }
+
+
+def _percentiles(time: Time) -> dict[str, float | None]:
+    """Return the percentiles that the number of samples supports; a file without that number is believed."""
+    count = time.num_samples
+    tails = {"p95": (0.95, time.p95_ms), "p99": (0.99, time.p99_ms)}
+    known = {name: ms for name, (share, ms) in tails.items() if count is None or is_supported(share, count)}
+    return {"p50": time.median_ms, **known}
 
 
 def _percent(share: float | None) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 from attnbench.presentation import figures
 from attnbench.presentation.block import Block, Column, Line, backend_name
 from attnbench.presentation.ranges import Range, range_of
-from attnbench.presentation.serving import end_to_end
+from attnbench.presentation.serving import REQUESTS, end_to_end
 from attnbench.record import Record, Run, Status, Time
+from attnbench.stats.summary import is_supported
 from attnbench.store.replicates import case_of
 
 WORKLOAD = "hstu-serving"
@@ -72,6 +73,16 @@ def doublings(run: Run) -> list[str]:
         if parts:
             found.append(f"{what} of {backend}: {', '.join(parts)}")
     return found
+
+
+def tails(run: Run) -> list[str]:
+    """Return a sentence that says why the table Served lacks p99 or p95; none if no row has too few samples."""
+    whole = [time for record in run.records if record.counters.get(REQUESTS) and (time := end_to_end(record))]
+    counts = [time.num_samples for time in whole if time.num_samples]
+    if not counts or is_supported(0.99, min(counts)):
+        return []
+    fewest = f"{min(counts)} or more" if max(counts) > min(counts) else str(min(counts))
+    return [f"p95 takes 20 samples of a row, p99 takes 100, a row here has {fewest}: --iterations 100"]
 
 
 def works(run: Run) -> list[str]:

@@ -160,6 +160,14 @@ def critical_value(count: int, confidence: float = 0.95) -> float:
     return max(NormalDist().inv_cdf((1.0 + confidence) / 2.0), exact)
 
 
+def is_supported(share: float, count: int) -> bool:
+    """Return whether so many samples have a percentile: the median always, others from 1 / (1 - share) samples on.
+
+    Fewer samples cannot tell a rare one from their maximum: the 95th percentile takes 20 samples, the 99th 100.
+    """
+    return share <= 0.5 or count * (1.0 - share) >= 1.0 - 1e-9
+
+
 def percentile(ordered: Sequence[float], share: float) -> float:
     """Percentile of sorted samples: linear between the ranks around (n - 1) * share, as in numpy."""
     position = (len(ordered) - 1) * share

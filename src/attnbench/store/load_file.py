@@ -19,7 +19,7 @@ from typing import Any
 from attnbench import record
 from attnbench.errors import RunFileError, refusal, unreadable
 from attnbench.record import Environment
-from attnbench.stats.summary import percentile
+from attnbench.stats.summary import is_supported, percentile
 from attnbench.store.files import write_bytes
 from attnbench.store.parsing import parse
 from attnbench.text import RUN_ID, Spelled, shown
@@ -168,10 +168,8 @@ def spread(values: Sequence[float]) -> Spread | None:
         return None
     ordered = sorted(values)
     count = len(ordered)
-    # With fewer samples the percentile would equal their maximum.
     found = {
-        name: percentile(ordered, share) if share == 0.5 or count * (1 - share) >= 1 - 1e-9 else None
-        for name, share in PERCENTILES.items()
+        name: percentile(ordered, share) if is_supported(share, count) else None for name, share in PERCENTILES.items()
     }
     return Spread(count=count, mean=math.fsum(ordered) / count, max=ordered[-1], **found)
 
