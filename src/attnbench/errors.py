@@ -108,6 +108,23 @@ def names_nothing(who: str, field: str, text: str, accepted: str = "values with 
 FOLDER = "is a folder"
 
 
+def message(error: BaseException) -> str:
+    """The text of an exception; none of one whose class cannot say it."""
+    try:
+        return str(error)
+    except Exception:  # the edge: a backend's own class
+        return ""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception of any library says that memory ran out."""
+    words = message(error).lower()
+    said = "out of memory" in words or "can't allocate memory" in words
+    # torch's own class by its name: this module imports nothing.
+    own = type(error).__name__ == "OutOfMemoryError"
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and (said or own))
+
+
 def unreadable(error: Exception) -> str:
     """Say why a file could not be read as text: no such file, a folder, no text in UTF-8, or the system's reason."""
     if isinstance(error, FileNotFoundError):

@@ -9,6 +9,7 @@ import torch
 
 from attnbench.cli import main
 from attnbench.errors import UsageError
+from attnbench.models.hstu_ranking.config import RECENCY_REASON
 from attnbench.suites.estimate import estimate
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build
@@ -131,6 +132,13 @@ def test_a_wrong_request_is_answered_in_one_line_before_anything_is_measured(wor
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_plan_says_in_the_words_of_the_run_that_a_model_has_no_cache(capsys):
+    words = ["--device", "cpu", "--model", "dlrm-v3", "--cached", "512", "--batch", "1"]
+    assert main(["run", "hstu-serving", *words, "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"skipped serving-eager model=dlrm-v3 {RECENCY_REASON}; serving-eager[no-cache] time " in said
 
 
 def test_a_plan_says_what_memory_the_models_tables_take(capsys):

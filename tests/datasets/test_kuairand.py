@@ -326,6 +326,14 @@ def test_the_command_draws_by_default_and_says_what_is_in_the_files(tmp_path, ca
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+def test_the_flag_of_the_seeds_preprocessor_changes_nothing(tmp_path):
+    for folder, flag in (("a", []), ("b", ["--inference"])):
+        assert main(["data", "kuairand-1k", *flag, "--users", "2", "--to", str(tmp_path / folder)]) == 0
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == sorted(["processed_seqs.csv", "processed_seqs_inference.csv", "processed_batches.csv"])
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
+
+
 def test_the_command_reads_the_real_files(source, tmp_path, capsys):
     assert main(["data", "kuairand-1k", "--source", str(source), "--to", str(tmp_path)]) == 0
     out = capsys.readouterr().out.splitlines()
@@ -346,7 +354,9 @@ def test_the_command_reads_the_real_files(source, tmp_path, capsys):
             ["kuairand-1k", "--to", "x" * 300],
             f"data: --to={'x' * 300} cannot be written (File name too long); a folder",
         ),
-        (["kuairand-1k", "--source", "nowhere"], "kuairand-1k: source=nowhere has no user_features_1k.csv"),
+        (["kuairand-1k", "--source", "nowhere"], "kuairand-1k: --source=nowhere is not there; the folder of"),
+        (["serving-shapes", "--inference"], "attnbench data: --inference=on does not go with serving-shapes"),
+        (["kuairand-1k", "--source", "."], "kuairand-1k: --source=. has no user_features_1k.csv; the folder of"),
     ],
 )
 def test_a_wrong_command_is_answered_in_one_line(words, said, capsys):

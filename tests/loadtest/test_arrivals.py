@@ -258,7 +258,10 @@ def test_a_replay_of_files_that_are_not_there_or_broken_is_one_line(prepared: Pa
     assert main([*line, str(prepared)]) == 2
     assert "has no batches" in capsys.readouterr().err
     assert main([*line, str(tmp_path / "nowhere")]) == 2
-    assert "nowhere has no processed_seqs_inference.csv; a folder of prepared files;" in capsys.readouterr().err
+    assert (
+        "nowhere is not there; a folder of prepared files; attnbench data kuairand-1k --to DIR writes them"
+        in capsys.readouterr().err
+    )
 
 
 def test_loadgen_is_told_the_rate_that_brings_the_requests_asked_for(tmp_path: Path) -> None:

@@ -202,9 +202,17 @@ def test_memory_that_is_not_there_is_one_line(model: HstuRanking, monkeypatch: p
         raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be")
 
     monkeypatch.setattr(model, "make_cache", none)
-    with pytest.raises(
-        UsageError, match=r"load: cache=5 pages \+ 10 host pages of .* GB take more memory than there is \(CUDA"
-    ):
+    said = (
+        r"load: cache=5 pages \+ 10 host pages of \S+ \+ \S+ GB take more memory than there is; fewer --pool-pages or"
+    )
+    with pytest.raises(UsageError, match=said):
+        make_cache(model, pages=5, page_size=32, host_pages=10)
+
+    def broken(**_: object) -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(model, "make_cache", broken)
+    with pytest.raises(RuntimeError, match="illegal"):
         make_cache(model, pages=5, page_size=32, host_pages=10)
 
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from attnbench.errors import NothingToRun, Unavailable, UsageError
+from attnbench.errors import NothingToRun, Unavailable, Unsupported, UsageError
 from attnbench.record import Record, Status
-from attnbench.suites.estimate import Estimate, estimate
+from attnbench.suites.estimate import Estimate, estimate, refused
 from attnbench.suites.load import NamedCase, Suite, load_suite
 from attnbench.suites.plan import Request, build, environment_axes, expand, parse_axis, with_axes
 from attnbench.workloads.base import load_workload
@@ -329,6 +329,26 @@ def test_a_library_that_is_missing_takes_no_time(backends, quiet_machine, monkey
 
     monkeypatch.setattr(type(backends["flex"]), "probe", gone)
     assert estimate(run).seconds < 0.5 * there.seconds
+
+
+def test_rows_that_refuse_their_cases_are_known_before_the_run(backends, monkeypatch):
+    def only_long(backend, case, machine):
+        assert machine.device == "cpu"
+        if case.seqlen < 100:
+            raise Unsupported(f"{backend.name}: seqlen={case.seqlen} is too short; at least 100")
+
+    run = planned(suite(backends=("eager", "sdpa")))
+    monkeypatch.setattr(type(backends["sdpa"]), "check", only_long)
+    assert refused(run) == {"sdpa": "seqlen=63 is too short; at least 100 (2 of 4 cases)"}
+    short = planned(suite(backends=("eager", "sdpa"), axes={"seqlen": (63,)}))
+    assert refused(short) == {"sdpa": "seqlen=63 is too short; at least 100"}
+    assert refused(short, lost=("sdpa",)) == {}
+
+    def broken(backend, case, machine):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(type(backends["sdpa"]), "check", broken)
+    assert refused(run) == {}, "the run has a record of it"
 
 
 def test_inspections_of_calls_that_take_long_are_few(backends, quiet_machine, monkeypatch):

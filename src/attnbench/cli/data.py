@@ -47,6 +47,11 @@ def add_arguments(parser: Parser) -> None:
         help=(f"seconds of a user's interactions per request of a replay (default: {INTERVAL_S})"),
     )
     group.add_argument("--to", metavar="DIR", default="data", help="folder of the files (default: data)")
+    group.add_argument(
+        "--inference",
+        action="store_true",
+        help=f"a flag of NVIDIA's preprocessor, for the files of a replay, which {FILES} always writes",
+    )
     group = parser.add_argument_group(SHAPES)
     group.add_argument(
         "--shapes", metavar="N", help=(f"number of histories, one per stratum (default: {OF_SHAPES['shapes']})")
@@ -106,6 +111,8 @@ def _write_shapes(args: argparse.Namespace, output: Output, interval: int) -> No
 
     from attnbench.datasets.serving_shapes import draw_shapes, model_of, write_suites
 
+    if args.inference:
+        raise UsageError(refusal(WHO, "--inference", "on", f"does not go with {SHAPES}", f"it goes with {FILES}"))
     asked = {name: usual if (value := getattr(args, name)) is None else value for name, usual in OF_SHAPES.items()}
     config = model_of(str(asked["model"]))
     count = _whole("--shapes", str(asked["shapes"]), 1, 0, MOST_SHAPES)

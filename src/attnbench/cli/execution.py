@@ -53,7 +53,7 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
     Raises:
         AttnbenchError: the run cannot be executed.
     """
-    from attnbench.suites.estimate import estimate
+    from attnbench.suites.estimate import estimate, refused
 
     who = f"attnbench {verb}"
     asked = exports(args, who)
@@ -74,7 +74,8 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
         jobs = jobs_of(args, who)
         time = estimate(run, files=files, executors=len(executors), jobs=jobs)
         if args.dry_run:
-            _show_plan(run, time, executors, output)
+            lost = {**time.lost, **refused(run, files=files, lost=time.lost)}
+            _show_plan(run, time, lost, executors, output)
             return 0
         bar.plan(run, time.groups, len(executors))
         growing = _Growing(run, bar, shown, output, aloud=args.verbose)
@@ -313,7 +314,9 @@ def _table_bytes(group: PlannedGroup) -> int:
     return workload.table_bytes(workload.case(group.case))
 
 
-def _show_plan(run: Run, time: Estimate, executors: Sequence[Executor], output: Output) -> None:
+def _show_plan(
+    run: Run, time: Estimate, lost: Mapping[str, str], executors: Sequence[Executor], output: Output
+) -> None:
     from attnbench.report.terminal import Terminal
 
     done = {(record.group, record.backend) for record in run.records}
@@ -336,7 +339,7 @@ def _show_plan(run: Run, time: Estimate, executors: Sequence[Executor], output: 
         f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
         f"baseline {run.settings.baseline}"
     )
-    terminal.losses(("skipped", name, why) for name, why in time.lost.items())
+    terminal.losses(("skipped", name, why) for name, why in lost.items())
     terminal.item("time", str(time), "dim")
     if tables := max(_table_bytes(group) for group in groups):
         terminal.item("memory", f"tables of the model: {tables / 1e9:.3g} GB, in the largest case", "dim")

@@ -19,7 +19,7 @@ from typing import IO
 import numpy as np
 
 from attnbench.datasets.history import ACTIONS, FEATURES, LISTS, History
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import UsageError, absent, refusal
 from attnbench.text import shown
 
 WHO = "kuairand-1k"
@@ -57,7 +57,7 @@ def read(source: Path, on_progress: Callable[[str], None] = lambda words: None) 
     except (OSError, EOFError, tarfile.TarError, zlib.error, UnicodeError) as error:
         words = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         wrong, accepted = f"cannot be read at {last} ({words})", "the folder of KuaiRand-1K, or its archive"
-        raise UsageError(refusal(WHO, "source", source, wrong, accepted)) from None
+        raise UsageError(refusal(WHO, "--source", source, wrong, accepted)) from None
     both = [user for user in features if all(user in periods[name] for name in LOGS)]
     if not both:
         raise UsageError(refusal(WHO, "users", 0, f"are in {USERS} and in both logs", "at least one"))
@@ -99,11 +99,9 @@ def _check_there(source: Path, found: Collection[str]) -> None:
 
 
 def _missing(source: Path, name: str) -> UsageError:
-    return UsageError(
-        refusal(
-            WHO, "source", source, f"has no {name}", "the folder of KuaiRand-1K, or its archive", f"get it by: {FETCH}"
-        )
-    )
+    wrong = f"has no {name}" if source.exists() else absent(source)
+    accepted = "the folder of KuaiRand-1K, or its archive"
+    return UsageError(refusal(WHO, "--source", source, wrong, accepted, f"get it by: {FETCH}"))
 
 
 def _places(name: str, header: Sequence[str], wanted: Sequence[str]) -> list[int]:

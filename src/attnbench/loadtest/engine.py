@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnbench.errors import AttnbenchError, UsageError, refusal
+from attnbench.errors import AttnbenchError, UsageError, out_of_memory, refusal
 from attnbench.models.hstu_ranking.graphs import StepGraphs
 from attnbench.models.hstu_ranking.staging import ladder
 
@@ -143,7 +143,9 @@ def make_cache(
             pages=pages, page_size=page_size, host_pages=host_pages, offload_chunk=offload_chunk, reload=reload
         )
     except (RuntimeError, MemoryError) as error:
-        config, words = model.config, " ".join(str(error).split())[:120]
+        if not out_of_memory(error):
+            raise
+        config = model.config
         token_bytes = 2 * config.layers * config.heads * config.dim * model.dtype.itemsize
         sizes = " + ".join(f"{count * page_size * token_bytes / 1e9:.3g}" for count in (pages, host_pages))
         raise UsageError(
@@ -151,7 +153,7 @@ def make_cache(
                 WHO,
                 "cache",
                 f"{pages} pages + {host_pages} host pages",
-                f"of {sizes} GB take more memory than there is ({words})",
+                f"of {sizes} GB take more memory than there is",
                 "fewer --pool-pages or --host-pages",
             )
         ) from None

@@ -16,14 +16,14 @@ import numpy as np
 
 from attnbench.datasets.history import History
 from attnbench.datasets.processed import BATCHES, INFERENCE, read_batches, read_days
-from attnbench.errors import UsageError, refusal
+from attnbench.errors import UsageError, absent, refusal
 from attnbench.loadtest.labels import Labelled
 from attnbench.loadtest.serving import Refused
 from attnbench.loadtest.users import Policy
 from attnbench.models.hstu_ranking.config import ModelConfig
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.synthetic import hashed
-from attnbench.store.files import is_file
+from attnbench.store.files import is_file, is_folder
 
 WHO = "load"
 FOLLOWING, DRAWN = "following", "drawn"
@@ -92,7 +92,8 @@ class Replay:
         for name in (INFERENCE, BATCHES):
             if not is_file(folder / name):
                 todo = "attnbench data kuairand-1k --to DIR writes them"
-                raise UsageError(refusal(WHO, "--source", folder, f"has no {name}", "a folder of prepared files", todo))
+                wrong = f"has no {name}" if is_folder(folder) else absent(folder)
+                raise UsageError(refusal(WHO, "--source", folder, wrong, "a folder of prepared files", todo))
         days: dict[int, list[History]] = {}
         for history, _ in read_days(folder / INFERENCE):
             if only_user not in (None, history.user_id):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.dtypes import DTYPES, torch_dtype
-from attnbench.errors import UsageError, refusal, unknown
+from attnbench.errors import UsageError, out_of_memory, refusal, unknown
 from attnbench.loadtest.generator import own_cores
 from attnbench.loadtest.presets import Preset
 from attnbench.loadtest.replay import FOLLOWING, Replay
@@ -174,12 +174,10 @@ def make_model(options: Options) -> HstuRanking:
             options.preset.config, seed=0, dtype=torch_dtype(options.precision), device=str(options.device)
         )
     except (RuntimeError, MemoryError) as error:
-        words = " ".join(str(error).split())[:120]
-        raise UsageError(
-            refusal(
-                WHO, "--config", options.preset.model, f"takes more memory than there is ({words})", "a smaller model"
-            )
-        ) from None
+        if not out_of_memory(error):
+            raise
+        wrong = f"takes more memory than there is: its tables alone are {table_bytes(options) / 1e9:.1f} GB"
+        raise UsageError(refusal(WHO, "--config", options.preset.model, wrong, "a smaller model")) from None
     if options.checkpoint is not None:
         load(model, Path(options.checkpoint))
     return model

@@ -122,7 +122,7 @@ def _requests(run: LoadRun) -> Table:
         "issued",
         "answered",
         "refused",
-        "backlog",
+        "open at last arrival",
         "split batches",
         "tokens",
         "hit %",

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from attnbench.backends.base import Backend
-from attnbench.backends.registry import parse_selector
-from attnbench.errors import Unavailable
+from attnbench.backends.base import Backend, Machine
+from attnbench.backends.describe import Described
+from attnbench.backends.registry import parse_selector, resolve
+from attnbench.errors import Unavailable, Unsupported, UsageError
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
 from attnbench.record import PlannedGroup, Run, Settings
 from attnbench.suites.user_backends import known_backends
-from attnbench.workloads.base import load_workload
+from attnbench.workloads.base import Case, load_workload
 
 WORKER_S = {"cpu": 2.5, "cuda": 8.0}
 """Starting a worker: importing torch, opening the device."""
@@ -119,6 +120,46 @@ def estimate(run: Run, *, files: Sequence[str] = (), executors: int = 1, jobs: i
         compiled |= {backend.name for backend in runnable}
     workers = len({group.replicate for group in left})
     return Estimate(groups, _slowed(kind) * WORKER_S[kind] * workers, _basis(run), executors, lost)
+
+
+def refused(run: Run, *, files: Sequence[str] = (), lost: Collection[str] = ()) -> dict[str, str]:
+    """Return the rows whose backend refuses all or some of their cases, and its words.
+
+    What depends on the card or on a user's file is not known before the run.
+
+    Args:
+        run: run with its plan; every case it still has is checked.
+        files: paths of --backends files.
+        lost: rows that cannot run here at all.
+    """
+    machine = Machine(Device.parse(run.settings.device).kind)
+    backends = known_backends(files)
+    cases: dict[str, dict[str, str]] = {}
+    for group in run.plan:
+        case = load_workload(group.workload).case(group.case)
+        for row in (one for one in group.backends if one not in lost):
+            backend = backends.get(parse_selector(row)[0])
+            if backend is not None and not isinstance(backend, Described):
+                cases.setdefault(row, {})[group.case_id] = _refusal(row, backend, case, machine)
+    found = {row: [why for why in of_row.values() if why] for row, of_row in cases.items()}
+    return {
+        row: whys[0] + ("" if len(whys) == len(cases[row]) else f" ({len(whys)} of {len(cases[row])} cases)")
+        for row, whys in found.items()
+        if whys
+    }
+
+
+def _refusal(row: str, backend: Backend, case: Case, machine: Machine) -> str:
+    """What the row will say instead of running this case; empty where nothing keeps it from that."""
+    name, short = parse_selector(row)
+    try:
+        found = backend if short is None else resolve(row, case)
+        found.check(case, machine)
+    except (Unsupported, UsageError) as why:  # the latter: no such configuration of this case
+        return str(why).removeprefix(f"{name}: ")
+    except Exception:  # whatever else a backend raises becomes its record in the run
+        return ""
+    return ""
 
 
 def _missing(backend: Backend, kind: str) -> str:

@@ -13,7 +13,7 @@ from attnbench.check.functions import CLOCKS, OWN
 from attnbench.check.globals import ON_IMPORT, GlobalState
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
-from attnbench.errors import Unavailable, Unsupported, unknown
+from attnbench.errors import Unavailable, Unsupported, out_of_memory, unknown
 from attnbench.machine.ceilings import ceilings
 from attnbench.machine.device import Device
 from attnbench.measure.memory import peak
@@ -37,7 +37,7 @@ from attnbench.worker.entry import (
     log_watched,
     notes_of,
 )
-from attnbench.worker.outcome import RecordBuilder, out_of_memory, reason_of, status_of
+from attnbench.worker.outcome import RecordBuilder, reason_of, status_of
 from attnbench.worker.parts import joined, moved, rounds_taken
 from attnbench.worker.phases import carried_out_whole, timed_phases
 from attnbench.workloads.base import load_workload

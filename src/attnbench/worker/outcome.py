@@ -15,7 +15,7 @@ from typing import Any
 
 from attnbench.backends.base import Backend
 from attnbench.backends.registry import is_shipped
-from attnbench.errors import AttnbenchError, Crashed, UsageError, refusal
+from attnbench.errors import AttnbenchError, Crashed, UsageError, message, out_of_memory, refusal
 from attnbench.machine.advice import install_line
 from attnbench.machine.device import Device
 from attnbench.measure.sampling import Timing
@@ -209,24 +209,6 @@ def percent_of_peak(work: Work, median_ms: float, dtype: str, device: Device) ->
         return None
     least_ms = max(work.least_flops / found.tflops, work.bytes / found.memory_tbps) / 1e9
     return 100 * least_ms / median_ms
-
-
-def message(error: BaseException) -> str:
-    """The text of an exception; none of one whose class cannot say it."""
-    try:
-        return str(error)
-    except Exception:  # the edge: a backend's own class
-        return ""
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception of any library says that memory ran out."""
-    import torch
-
-    words = message(error).lower()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in words or "can't allocate memory" in words)
-    )
 
 
 def status_of(error: BaseException) -> Status:
