@@ -907,6 +907,13 @@ def serving_stack(say: Say, path: Path) -> str:
     return "\n".join([table, "", where(data["environment"], say)])
 
 
+def serving_bars(say: Say, *paths: Path) -> str:
+    """What serving is to reach, and what is reached."""
+    import serving_bars
+
+    return markdown([say(word) for word in serving_bars.HEAD], serving_bars.bar_rows(paths[0].parent))
+
+
 def _run(path: Path) -> Run:
     from attnbench.store.runfile import read
 
@@ -1142,6 +1149,20 @@ TABLES = {
     "serving-steps-h200": Table(("hstu-serving-steps-h200.json",), serving_steps),
     "serving-host-hits-h200": Table(("hstu-serving-host-hits-h200.json",), serving_host_hits),
     "serving-stack-h200": Table(("serving-stack-h200.json",), serving_stack),
+    "serving-bars-h200": Table(
+        (
+            "hstu-serving-h200.json",
+            "hstu-serving-steps-h200.json",
+            "hstu-serving-host-hits-h200.json",
+            "hstu-paged-h200.json",
+            "serving-stack-h200.json",
+            "load-dlrm-v3-offline-h200.json",
+            "load-dlrm-v3-848-h200.json",
+            "load-pool-40-auto-h200.json",
+            "load-generator-h200.jsonl",
+        ),
+        serving_bars,
+    ),
     "sparse-peers-h200": Table(("sparse-peers-h200.json",), sparse_peers),
     "sparse-predictors-h200": Table(("sparse-predictors-h200.json",), sparse_peers),
     "sparse-cudnn-bsa-h200": Table(("sparse-cudnn-bsa-h200.json",), sparse_peers),
