@@ -242,3 +242,27 @@ def make_steps() -> Run:
         records.append(dataclasses.replace(one, time=time, phases=timed, counters=beside))
     run = make_run([*records, make_record(case, "plain", tflops=500.0)])
     return dataclasses.replace(run, settings=dataclasses.replace(run.settings, baseline="base"))
+
+
+def make_served() -> Run:
+    """A run of ranking steps: two ways to run each, of 1 and 8 users with 128 candidates and three lengths cached."""
+    records = []
+    for batch in (1, 8):
+        for cached in (0, 1024, 4096):
+            case = {"batch": batch, "num_candidates": 128, "cached": cached, "new_tokens": 256, "dtype": "bf16"}
+            name = f"b{batch}-c{cached}"
+            for backend, each in (("serving-paged", 1e-4), ("serving-paged[no-cache]", 1e-3)):
+                ms = batch * (0.2 + each * cached)
+                records.append(
+                    Record(
+                        workload="hstu-serving",
+                        case=case,
+                        case_id=name,
+                        group=name,
+                        backend=backend,
+                        environment=0,
+                        status=Status.PASSED,
+                        time=make_time([ms * (1 + 0.001 * place) for place in range(-10, 11)]),
+                    )
+                )
+    return make_run(records)

@@ -16,7 +16,18 @@ from attnbench.report.charts.base.data import RunData
 from attnbench.report.charts.base.style import COLOURS, Style, Styles, luminance
 from attnbench.report.charts.time import MOST_SAMPLES, drawn_samples
 from attnbench.store.runfile import read
-from made_up_run import TFLOPS, case_id, make_case, make_group, make_lost, make_record, make_run, make_steps, make_time
+from made_up_run import (
+    TFLOPS,
+    case_id,
+    make_case,
+    make_group,
+    make_lost,
+    make_record,
+    make_run,
+    make_served,
+    make_steps,
+    make_time,
+)
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 HOSTILE = ("<script>alert(1)</script>", '"quotes" & \\back\n', "x" * 120, "注意力-🚀", "</script><img src=x>", "b'];}{")
@@ -45,8 +56,15 @@ def sweep(backends=TFLOPS, lengths=(512, 1000, 4096), **changed):
 def drawn():
     """Figures of two real runs and of one with hostile names."""
     made_up = make_run(sweep(dict(zip(HOSTILE, (300.0, 320.0, 310.0, 500.0, 480.0, 100.0), strict=True))))
-    runs = [read(RESULTS / "quick-h200.json"), read(RESULTS / "quick-cpu.json"), make_run(), made_up, make_steps()]
-    names = ("h200", "cpu", "one", "hostile", "steps")
+    runs = [
+        read(RESULTS / "quick-h200.json"),
+        read(RESULTS / "quick-cpu.json"),
+        make_run(),
+        made_up,
+        make_steps(),
+        make_served(),
+    ]
+    names = ("h200", "cpu", "one", "hostile", "steps", "served")
     return {name: (run, figures([run])) for name, run in zip(names, runs, strict=True)}
 
 

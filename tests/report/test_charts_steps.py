@@ -9,7 +9,7 @@ import pytest
 from attnbench.report.charts import figures
 from attnbench.report.charts.base.stacks import colours_of
 from attnbench.report.charts.base.style import COLOURS, PLAIN
-from made_up_run import make_run, make_steps
+from made_up_run import make_run, make_served, make_steps
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def drawn():
 
 
 def test_other_runs_have_none_of_them():
-    assert not {"step", "predicted", "latents"} & {one.kind for one in figures([make_run()])}
+    assert not {"step", "predicted", "latents", "serving"} & {one.kind for one in figures([make_run()])}
 
 
 def test_the_parts_of_a_step_follow_from_its_phases_or_from_a_capture(drawn):
@@ -68,3 +68,21 @@ def test_distances_are_drawn_by_step_and_equal_latents_are_said(drawn):
         ("quick", 10, 1e-2),
     ]
     assert figure.alt.endswith("after the last one quick 1.0e-02, captured equal.")
+
+
+def test_ranking_steps_are_drawn_over_each_quantity_that_varies():
+    found = {one.stem: one for one in figures([make_served()]) if one.kind == "serving"}
+    assert set(found) == {
+        "cached_plots/time_ms_cached_batch1",
+        "cached_plots/time_ms_cached_batch8",
+        "batch_plots/time_ms_batch_cached0",
+        "batch_plots/time_ms_batch_cached1024",
+        "batch_plots/time_ms_batch_cached4096",
+    }
+    one = found["cached_plots/time_ms_cached_batch8"]
+    assert one.title == "Time over cached tokens of a user: batch 8"
+    assert one.alt == (
+        "Time of 2 backends over cached tokens of a user; best serving-paged at 0 (1.6 ms), "
+        "serving-paged at 1024 (2.42 ms), serving-paged at 4096 (4.88 ms), batch 8."
+    )
+    assert found["batch_plots/time_ms_batch_cached0"].title == "Time over users of a step: cached 0"

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 VEGA_LITE = "6.4"
 "The version of Vega-Lite that altair 6 writes."
-KINDS = {"winner": "Fastest by shape", "length": "Over sequence length", "roofline": "Roofline"}
+KINDS = {
+    "winner": "Fastest by shape",
+    "length": "Over sequence length",
+    "serving": "A step over cached tokens, candidates and users",
+    "roofline": "Roofline",
+}
 "Titles of charts of whole runs, in the order of the page; other kinds follow under their own names."
 MOST_CHARTS = 8
 "Most charts of a kind that are shown unfolded; if there are more, half as many."

@@ -42,17 +42,18 @@ def figures_over(runs: Sequence[Run], x: str | None, metric: str | None) -> list
         if over in columns.axes + columns.measured:
             quantities = [columns.quantity(name) for name in wanted if name in columns.measured]
             drawn += [figure.of_run(data.run.id, place)
-                      for figure in _of_run(data, columns.quantity(over), quantities, styles)]  # fmt: skip
+                      for figure in along(data, columns.quantity(over), quantities, styles, kind="plot")]  # fmt: skip
     return drawn
 
 
-def _of_run(data: RunData, x: Quantity, metrics: Sequence[Quantity], styles: Styles) -> Iterator[Figure]:
+def along(data: RunData, x: Quantity, metrics: Sequence[Quantity], styles: Styles, *, kind: str) -> Iterator[Figure]:
+    """Yield a figure of each metric for each set of cases that differ only in x, apart by measuring conditions."""
     parts = data.by_conditions()
     for number, tables in enumerate(parts):
         conditions = tables[0].conditions.words() if len(parts) > 1 else []
         for panel in _panels(tables, x):
             for metric in metrics:
-                yield from figure_over(panel, x, metric, styles, kind="plot", conditions=conditions,
+                yield from figure_over(panel, x, metric, styles, kind=kind, conditions=conditions,
                                        mark=f"_{number + 1}" if number else "", lost=data.without_point)  # fmt: skip
 
 

@@ -22,6 +22,8 @@ SHORT = {"time.median_ms": "time_ms", "rate.tflops": "tflops"}
 "Names in files of the seed documents' scripts."
 TITLES = {
     "case.seqlen": ("sequence length", "tokens"),
+    "case.cached": ("cached tokens of a user", ""),
+    "case.num_candidates": ("candidates of a user", ""),
     "time.median_ms": ("median time", "ms"),
     "rate.tflops": ("useful work", "TFLOP/s"),
     "rate.executed_tflops": ("executed work", "TFLOP/s"),
@@ -138,4 +140,13 @@ def _tflops(table: Table, record: Record) -> float | None:
 
 TIME = Quantity("time.median_ms", "time_ms", "median time", "ms", _time, interval_of("time.median_ms"))
 TFLOPS = Quantity("rate.tflops", "tflops", "useful work", "TFLOP/s", _tflops, interval_of("rate.tflops"), may_log=False)
-SEQLEN = Quantity("case.seqlen", "seqlen", "sequence length", "tokens", lambda table, record: table.case.get("seqlen"))
+
+
+def axis(name: str) -> Quantity:
+    """Return a field of the cases as a quantity."""
+    column = CASE + name
+    title, unit = TITLES.get(column, (_words(column), ""))
+    return Quantity(column, short_name(column), title, unit, lambda table, record: table.case.get(name))
+
+
+SEQLEN = axis("seqlen")
