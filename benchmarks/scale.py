@@ -1,33 +1,39 @@
-"""A sweep on one GPU and on two: wall time, spread of the GPUs, and pair ratios beside a busy neighbour.
+"""A sweep on one GPU and on two, by either engine; Ray against the local engine; ratios beside a busy neighbour GPU.
 
-    python benchmarks/scale.py OUT                   two GPUs of one host, about four minutes
-    python benchmarks/scale.py OUT --ray HOST:PORT   one GPU: the sweep by the local engine and by Ray, in turn, twice
+    python benchmarks/scale.py OUT sweep [--address HOST:PORT]       two GPUs, with an address also both through Ray
+    python benchmarks/scale.py OUT neighbour [--rounds 1,2,3]        two GPUs, the second one loaded
+    python benchmarks/scale.py OUT ray --address HOST:PORT [--rounds 1,2]    one GPU
+    python benchmarks/scale.py OUT sweep ray neighbour --address HOST:PORT --dry-run    how long each takes
 
-Writes the run files one.json, two.json and beside.json (or local-1.json, ray-1.json …) into OUT, and summary.json with
-the figures printed. The cluster of HOST:PORT has this machine alone; of several GPUs it is measured with all of them too.
+Every run is added to OUT/scaled.json when it ends: parts and rounds may be measured by commands of their own, in any
+session. OUT also has the run files. `scale_tables.py` works out all figures, and prints them for one such file or several.
+The cluster of HOST:PORT has this machine alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import scale_tables
+
 from attnbench.machine.device import Device
 from attnbench.presentation.gpus import spread_of_gpus
-from attnbench.record import Run, to_dict
+from attnbench.record import PlannedGroup, Run, to_dict
 from attnbench.store.environments import gpu_of
 from attnbench.store.runfile import new_id, now
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build
-from attnbench.sweep.executor import DeviceExecutor, Executor
-from attnbench.sweep.ray_engine import ray_executors
+from attnbench.sweep.executor import DeviceExecutor, Executor, OnProgress
 from attnbench.sweep.run import Event, execute
 
 SUITE = """
@@ -40,170 +46,265 @@ axes = { batch = [1, 2], seqlen = [1024, 1536, 2048, 3072, 4096], nheads = [8, 1
 settings = { rel_ci = 0.0005, max_seconds = 2.5 }
 """
 """Groups take some three seconds, as those of the shipped suites at least do; workers start in seven."""
+RAY_SECONDS = 1.0
+"""Of sampling in a group where the engines are compared: shorter than in `SUITE`, so what Ray costs is a larger share."""
 BESIDE = 10
 """Groups that are measured beside a busy neighbour."""
+WARM_UP = 4
+"""Groups of the run before each part and round, which is not kept: libraries are read from disk, GPUs are warm."""
+ROUNDS = {"sweep": 1, "ray": 2, "neighbour": 3}
+START_S, RAY_START_S, OVERHEAD_S = 9.0, 12.0, 0.55
+"""What a run takes before its first group by either engine, and a group beside its sampling; measured on two H200."""
 BURN = """
-import torch
+import sys, threading, torch
+asked = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), asked.set()), daemon=True).start()
 a, b, c = (torch.randn(8192, 8192, device="cuda:1", dtype=torch.bfloat16) for _ in range(3))
-print("busy", flush=True)
-while True:
+batches = 0
+while not asked.is_set():
     for _ in range(50):
         torch.matmul(a, b, out=c)
     torch.cuda.synchronize(1)
+    batches += 1
+    if batches == 1:
+        print("busy", flush=True)
+print(batches, flush=True)
 """
+"""Says when it has computed something, computes until its input is closed, and then says how many batches it were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run of a part."""
+
+    part: str
+    round: int
+    engine: str = "local"
+    gpus: int = 1
+    beside: bool = False
+    "a busy neighbour GPU"
+    kept: bool = True
+
+
+def steps(part: str, round_: int, *, ray: bool) -> list[Step]:
+    """The runs of a part in their order, which exposes both sides of a comparison alike to what drifts slowly."""
+    one, beside = Step(part, round_), Step(part, round_, beside=True)
+    warm, through_ray = dataclasses.replace(one, kept=False), dataclasses.replace(one, engine="ray")
+    if part == "neighbour":
+        return [warm, one, beside, beside, one]
+    if part == "ray":
+        return [warm, dataclasses.replace(warm, engine="ray"), one, through_ray, through_ray, one]
+    both = [dataclasses.replace(each, gpus=2) for each in ([one, through_ray] if ray else [one])]
+    return [warm, one, *both, one]
 
 
 def planned(folder: Path, device: Device) -> Run:
+    """The plan of the sweep."""
     path = folder / "scale.toml"
     path.write_text(SUITE)
     request = Request(suite=load_suite(str(path), device.kind), device=str(device))
     return build(request, run_id=new_id(), command="python benchmarks/scale.py", started=now())
 
 
-def carried_out(run: Run, devices: Sequence[Device], path: Path) -> tuple[Run, float, float]:
-    """The run on some devices, as `timed`."""
-    return timed(run, [DeviceExecutor(device) for device in devices], path)
+@dataclass
+class Bench:
+    """Where and what is measured.
 
+    Args:
+        folder: for the run files and `scaled.json`.
+        plan: of the sweep.
+        devices: the GPU that measures, and its neighbour.
+        files: of --backends, for a plan of other backends.
+        ray: its executors, one for each GPU of the cluster; None without a cluster.
+        burn: program that loads the neighbour.
+    """
 
-def timed(run: Run, executors: Sequence[Executor], path: Path) -> tuple[Run, float, float]:
-    """The run with its records, its wall time in seconds, and that from the first group's end to the last's."""
-    ends: list[float] = []
+    folder: Path
+    plan: Run
+    devices: Sequence[Device]
+    files: tuple[str, ...] = ()
+    ray: Callable[[], Sequence[Executor]] | None = None
+    burn: str = BURN
+    _lasting: Lasting | None = field(default=None, init=False)
 
-    def hear(event: Event) -> None:
-        if event.kind == "group":
-            ends.append(time.perf_counter())
+    def measure(self, part: str, round_: int) -> None:
+        """Carry out a round of a part; each run is in the file when it has ended."""
+        with ExitStack() as closing:
+            if part == "neighbour":
+                # Of two workers one may have the slower of two times for a kernel: here all runs of a round have one worker.
+                self._lasting = Lasting(self.devices[0], self.files)
+                closing.callback(self._lasting.end)
+            for step in steps(part, round_, ray=self.ray is not None):
+                self._carry_out(step)
+        self._lasting = None
 
-    began = time.perf_counter()
-    done = execute(run, path=path, on_event=hear, executors=executors)
-    return done, time.perf_counter() - began, ends[-1] - ends[0]
+    def seconds(self, part: str, round_: int) -> float:
+        """How long a round of a part takes, by what earlier runs took."""
+        return sum(self._seconds(step) for step in steps(part, round_, ray=self.ray is not None))
 
+    def _seconds(self, step: Step) -> float:
+        plan = self._plan(step)
+        start = RAY_START_S if step.engine == "ray" else START_S
+        if step.part == "neighbour" and step.kept and not step.beside:
+            start = 0.0  # the round's worker is there
+        return start + len(plan.plan) * (plan.settings.max_seconds + OVERHEAD_S) / step.gpus
 
-def through_ray(folder: Path, device: Device, address: str, groups: int | None = None) -> None:
-    """A sweep by either engine, local, Ray, Ray, local: what moves slowly falls on both alike."""
-    folder.mkdir(parents=True, exist_ok=True)
-    plan = planned(folder, device)
-    plan = dataclasses.replace(plan, plan=plan.plan[:groups])
-    whole: dict[str, list[float]] = {"local": [], "ray": []}
-    steady: dict[str, list[float]] = {"local": [], "ray": []}
-    runs: dict[str, list[Run]] = {"local": [], "ray": []}
-    for engine in ("local", "ray", "ray", "local"):
-        began = time.perf_counter()
-        executors: Sequence[Executor]
-        executors = (
-            [DeviceExecutor(device)] if engine == "local" else ray_executors(address, device, [], wait=False)[:1]
+    def _plan(self, step: Step) -> Run:
+        groups, settings = list(self.plan.plan), self.plan.settings
+        if step.part == "neighbour":
+            groups = apart(groups, BESIDE)
+        if step.part == "ray":
+            settings = dataclasses.replace(settings, max_seconds=min(RAY_SECONDS, settings.max_seconds))
+        if not step.kept:
+            groups = apart(groups, WARM_UP)
+        return dataclasses.replace(self.plan, plan=tuple(groups), settings=settings)
+
+    def _executors(self, step: Step, closing: ExitStack) -> Sequence[Executor]:
+        if self._lasting is not None:
+            return [self._lasting]
+        if step.engine == "local":
+            return [DeviceExecutor(device, self.files) for device in self.devices[: step.gpus]]
+        assert self.ray is not None
+        found = self.ray()
+        if len(found) < step.gpus:
+            raise SystemExit(f"the cluster has {len(found)} GPUs; {step.gpus} are needed")
+        for executor in found[step.gpus :]:
+            closing.callback(executor.close)  # which takes a while: after the run
+        return found[: step.gpus]
+
+    def _carry_out(self, step: Step) -> None:
+        plan, turn = self._plan(step), sum(told["part"] == step.part for told in self._told()["runs"]) + 1
+        name = f"{step.part}-{turn}-{step.engine}-{step.gpus}" + "-beside" * step.beside if step.kept else "warm-up"
+        ends: list[float] = []
+
+        def hear(event: Event) -> None:
+            if event.kind == "group":
+                ends.append(time.perf_counter())
+
+        path = self.folder / f"{name}.json"
+        path.unlink(missing_ok=True)
+        with ExitStack() as closing:
+            load = closing.enter_context(neighbour(self.burn)) if step.beside else None
+            began = time.perf_counter()  # with Ray also connecting and sending the code
+            executors = self._executors(step, closing)
+            run = execute(plan, path=path, backend_files=self.files, on_event=hear, executors=executors)
+            wall = time.perf_counter() - began
+        print(f"{name}: {wall:.1f} s", flush=True)
+        if not step.kept:
+            return
+        told: dict[str, Any] = {
+            **dataclasses.asdict(step),
+            "groups": len(plan.plan),
+            "wall_s": round(wall, 3),
+            "steady_s": round(ends[-1] - ends[0], 3),
+            "neighbour": load,
+            "spread": spread_of_gpus(run),
+            "rows": [list(row) for row in rows_of(run)],
+        }
+        del told["kept"]
+        self._add(told, to_dict(run.environments))
+
+    def _told(self) -> dict[str, Any]:
+        path = self.folder / "scaled.json"
+        found: dict[str, Any] = (
+            json.loads(path.read_text("utf-8")) if path.exists() else {"environments": [], "runs": []}
         )
-        connected = time.perf_counter() - began  # with Ray also sending the code
-        path = folder / f"{engine}-{len(runs[engine]) + 1}.json"
-        run, wall, between = timed(plan, executors, path)
-        runs[engine].append(run)
-        whole[engine].append(connected + wall)
-        steady[engine].append(between)
+        return found
 
-    def over(seconds: dict[str, list[float]]) -> float:
-        return 100 * (sum(seconds["ray"]) / sum(seconds["local"]) - 1)
-
-    every = [group.group for group in plan.plan]
-    engines, locals_ = apart(runs["local"][0], runs["ray"][0], every), apart(runs["local"][0], runs["local"][1], every)
-    several = ray_executors(address, device, [], wait=False)
-    if len(several) > 1:
-        _, wall, between = timed(plan, several, folder / "ray-all.json")
-        one = sum(whole["ray"]) / 2, sum(steady["ray"]) / 2
-        print(f"Ray on {len(several)}: {wall:.1f} s, {one[0] / wall:.2f} times as fast; between {one[1] / between:.2f}")
-    passed = {engine: [sum(row.status == "passed" for row in run.records) for run in runs[engine]] for engine in runs}
-    told = {
-        "groups": len(every),
-        "whole_s": whole,
-        "steady_s": steady,
-        "whole_percent": over(whole),
-        "steady_percent": over(steady),
-        "passed": passed,
-        "engines_apart": engines,
-        "locals_apart": locals_,
-        **measured(**{f"{engine}-{turn}": run for engine in runs for turn, run in enumerate(runs[engine], 1)}),
-    }
-    (folder / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
-    for name, seconds in (("whole", whole), ("first group's end to the last's", steady)):
-        each = (f"{engine} {' '.join(f'{one:.2f}' for one in seconds[engine])} s" for engine in seconds)
-        print(f"{name}: {', '.join(each)}; Ray {over(seconds):+.2f} %")
-    print(f"passed rows: {passed}")
-    print(f"pair ratios, Ray against local: {words(engines)}; local twice: {words(locals_)}")
+    def _add(self, told: dict[str, Any], environments: Sequence[dict[str, Any]]) -> None:
+        everything = self._told()
+        everything["environments"] += [one for one in environments if one not in everything["environments"]]
+        everything["runs"].append(told)
+        draft = self.folder / "scaled.json.draft"
+        draft.write_text(scale_tables.text(everything))
+        draft.replace(self.folder / "scaled.json")
 
 
-def measured(**runs: Run) -> dict[str, Any]:
-    """The environment, and of each run its rows: group, backend, GPU, status, median in ms, ratio to the baseline."""
-    rows = {
-        name: [
-            (
-                item.group,
-                item.backend,
-                gpu_of(run, item),
-                item.status,
-                item.time.median_ms if item.time else None,
-                item.speedup.ratio if item.speedup else None,
-            )
-            for item in run.records
-        ]
-        for name, run in runs.items()
-    }
-    return {"environments": to_dict(next(iter(runs.values())).environments), "rows": rows}
+class Lasting(DeviceExecutor):
+    """An executor that several runs have after each other, with one worker."""
+
+    opened = False
+
+    def open(self, on_progress: OnProgress) -> None:
+        """Take the GPU for the first run."""
+        if not self.opened:
+            super().open(on_progress)
+            self.opened = True
+
+    def close(self) -> None:
+        """Keep worker and GPU for the next run."""
+
+    def end(self) -> None:
+        """End the worker, and release the GPU."""
+        super().close()
 
 
-def ratios(run: Run) -> dict[str, float]:
-    return {one.group: one.speedup.ratio for one in run.records if one.speedup and one.backend == "sdpa-cudnn"}
+@contextmanager
+def neighbour(burn: str) -> Iterator[dict[str, Any]]:
+    """Load the other GPU: from before the block to after it, or it is an error.
+
+    Yields:
+        What the load did: filled in at the end.
+    """
+    began = time.perf_counter()
+    told: dict[str, Any] = {}
+    words = [sys.executable, "-c", burn]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as load:
+        try:
+            assert load.stdout is not None
+            if load.stdout.readline() != "busy\n":
+                raise RuntimeError(f"the neighbour's load did not begin: it ended with {load.wait()}")
+            yield told
+            said, _ = load.communicate(timeout=60)  # closes its input
+            if not said.strip().isdigit():
+                raise RuntimeError(f"the neighbour's load ended with {load.returncode} before the run did")
+            told.update(batches=int(said), seconds=round(time.perf_counter() - began, 3))
+        finally:
+            load.kill()
 
 
-def apart(one: Run, other: Run, groups: Sequence[str]) -> list[float]:
-    """By how many per cent the ratios of two runs differ, group by group."""
-    a, b = ratios(one), ratios(other)
-    return [100 * abs(b[group] / a[group] - 1) for group in groups if group in a and group in b]
+def apart(groups: Sequence[PlannedGroup], count: int) -> list[PlannedGroup]:
+    """Some of the groups, spread over all."""
+    return list(groups[:: max(1, len(groups) // count)][:count])
 
 
-def words(values: Sequence[float]) -> str:
-    return f"median {statistics.median(values):.3f} %, most {max(values):.3f} % of {len(values)}" if values else "none"
+def rows_of(run: Run) -> Iterator[tuple[Any, ...]]:
+    """Of each row: group, backend, GPU, status, median in ms, ratio to the baseline."""
+    for item in run.records:
+        median = item.time.median_ms if item.time else None
+        yield item.group, item.backend, gpu_of(run, item), item.status, median, item.speedup and item.speedup.ratio
 
 
-def main(folder: Path, first: Device, second: Device, burn: str = BURN, groups: int | None = None) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    plan = planned(folder, first)
-    plan = dataclasses.replace(plan, plan=plan.plan[:groups])
-    one, one_s, one_steady_s = carried_out(plan, [first], folder / "one.json")
-    two, two_s, two_steady_s = carried_out(plan, [first, second], folder / "two.json")
-    few = dataclasses.replace(plan, plan=plan.plan[:: max(1, len(plan.plan) // BESIDE)][:BESIDE])
-    busy = subprocess.Popen([sys.executable, "-c", burn], stdout=subprocess.PIPE, text=True)
-    try:
-        assert busy.stdout is not None
-        busy.stdout.readline()
-        beside, _, _ = carried_out(few, [first], folder / "beside.json")
-    finally:
-        busy.kill()
-        busy.wait()
-    home = gpu_of(one, one.records[0])
-    stayed = [item.group for item in two.records if gpu_of(two, item) == home]
-    told = {
-        "groups": len(plan.plan),
-        "one_s": one_s,
-        "two_s": two_s,
-        "speedup": one_s / two_s,
-        "one_steady_s": one_steady_s,
-        "two_steady_s": two_steady_s,
-        "passed": [sum(item.status == "passed" for item in run.records) for run in (one, two, beside)],
-        "on_first_gpu": len(set(stayed)),
-        "spread": spread_of_gpus(two),
-        "two_gpus_apart": apart(one, two, sorted(set(stayed))),
-        "beside_apart": apart(one, beside, [group.group for group in few.plan]),
-        **measured(one=one, two=two, beside=beside),
-    }
-    (folder / "summary.json").write_text(json.dumps(told, indent=1) + "\n")
-    print(f"{told['groups']} groups: one GPU {one_s:.1f} s, two {two_s:.1f} s, {one_s / two_s:.2f} times as fast")
-    print(f"between the first group's end and the last's: {one_steady_s:.1f} s, {two_steady_s:.1f} s")
-    print(f"passed rows: {told['passed']}; {told['on_first_gpu']} groups of the two-GPU run on the first GPU")
-    print(*told["spread"], sep="\n")
-    print(f"ratios, two GPUs against one, same GPU: {words(told['two_gpus_apart'])}")
-    print(f"ratios beside a busy neighbour against alone: {words(told['beside_apart'])}")
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("parts", nargs="+", choices=list(ROUNDS))
+    parser.add_argument("--rounds", help="some rounds of the parts, such as 1,2, or more than the usual (default: all)")
+    parser.add_argument("--address", help="HOST:PORT of a Ray cluster, for `ray`, and for `sweep` through Ray")
+    parser.add_argument("--dry-run", action="store_true", help="print how long each round takes")
+    args = parser.parse_args(words)
+    if "ray" in args.parts and args.address is None:
+        parser.error("ray: --address is missing")
+    args.out.mkdir(parents=True, exist_ok=True)
+    devices = [Device("cuda", 0), Device("cuda", 1)]
+
+    def through_ray() -> Sequence[Executor]:
+        from attnbench.sweep.ray_engine import ray_executors
+
+        return ray_executors(args.address, devices[0], [], wait=False)
+
+    bench = Bench(args.out, planned(args.out, devices[0]), devices, ray=through_ray if args.address else None)
+    asked = [int(one) for one in args.rounds.split(",")] if args.rounds else None
+    rounds = [(part, one) for part in args.parts for one in asked or range(1, ROUNDS[part] + 1)]
+    for part, one in rounds:
+        print(f"{part}, round {one}: about {bench.seconds(part, one) / 60:.1f} minutes", flush=True)
+        if not args.dry_run:
+            bench.measure(part, one)
+    total = sum(bench.seconds(part, one) for part, one in rounds)
+    print(
+        f"together: about {total / 60:.1f} minutes" if args.dry_run else scale_tables.said([args.out / "scaled.json"])
+    )
 
 
 if __name__ == "__main__":
-    if sys.argv[2:3] == ["--ray"]:
-        through_ray(Path(sys.argv[1]), Device("cuda", 0), sys.argv[3])
-    else:
-        main(Path(sys.argv[1]), Device("cuda", 0), Device("cuda", 1))
+    main()

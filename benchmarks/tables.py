@@ -1006,12 +1006,12 @@ def over_gpus(say: Say, *paths: Path) -> str:
     return "\n".join([markdown(context_parallel.HEAD, context_parallel.table(runs)), "", *sorted(ends)])
 
 
-def scaled(say: Say, path: Path, with_ray: Path) -> str:
+def scaled(say: Say, *paths: Path) -> str:
     """Sweeps on two GPUs, beside a busy neighbour and through Ray."""
     import scale_tables
 
-    table = markdown(scale_tables.HEAD, scale_tables.rows(path, with_ray))
-    return "\n".join([table, "", where(scale_tables.environment(path), say)])
+    ends = {where(one, say) for one in scale_tables.environments(paths)}
+    return "\n".join([markdown(scale_tables.HEAD, scale_tables.rows(paths)), "", *sorted(ends)])
 
 
 def soaked(say: Say, path: Path) -> str:
