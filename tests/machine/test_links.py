@@ -48,7 +48,7 @@ def test_a_rank_that_dies_or_hangs_is_named_and_the_others_are_ended(monkeypatch
     monkeypatch.setattr(links, "MODULE", "attnbench.machine.link_rank")
     monkeypatch.setattr(links, "TIMEOUT_S", 0.05)
     with pytest.raises(
-        Unavailable, match=r"^x: device=cpu \(rank 0\) did not end within 0.05 s; all ranks to the end$"
+        Unavailable, match=r"^x: device=cpu \(rank 0\) did not end within 0.05 s; every rank has to finish$"
     ):
         measure_links("x", [CPU, CPU], [1.0])
 

@@ -186,7 +186,7 @@ def test_a_rank_that_dies_ends_its_team_with_its_signal():
     session.load(inputs_of(problem))
     os.kill(both._ranks[1]._process.pid, signal.SIGSEGV)
     both._ranks[1]._process.wait(30)
-    with pytest.raises(Crashed, match=r"test: rank=1 of 2 on cpu crashed \(SIGSEGV\); all ranks to the end"):
+    with pytest.raises(Crashed, match=r"test: rank=1 of 2 on cpu crashed \(SIGSEGV\); every rank has to answer"):
         session.run()
     assert all(rank._process.poll() is not None for rank in both._ranks)
     with pytest.raises(Crashed, match="have ended"):

@@ -67,7 +67,7 @@ def measure_links(who: str, devices: Sequence[Device], sizes_mb: Sequence[float]
                 found = rank_process.answer(TIMEOUT_S)
                 if found is not None and found.value is None:
                     what = f"{devices[number]} (rank {number})"
-                    raise Unavailable(refusal(who, "device", what, str(found.end), "all ranks to the end"))
+                    raise Unavailable(refusal(who, "device", what, str(found.end), "every rank has to finish"))
                 answers[number] = None if found is None else found.value
             time.sleep(LOOK_S)
     return _links(answers, len(devices))

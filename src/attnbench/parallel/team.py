@@ -104,7 +104,7 @@ class Team:
             rank, answer = next(((one, None) for one in self._ranks if one.was_killed()), (rank, answer))
         what = f"{rank.number} of {len(self._ranks)} on {self.devices[rank.number]}"
         if answer is None:
-            reason = refusal(self.who, "rank", what, rank.death(), "all ranks to the end")
+            reason = refusal(self.who, "rank", what, rank.death(), "every rank has to answer")
             self.end()
             raise Crashed(reason)
         if "error" in answer:
