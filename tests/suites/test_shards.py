@@ -106,7 +106,7 @@ def test_what_does_not_belong_together_is_refused_in_one_line():
     assert "RUN=again.json is shard 1/3, as 00000001.json is" in refused(first, ("again.json", first[1]), second)
     assert "RUN=w.json is no shard; runs of" in refused(first, ("w.json", measured(run)))
     assert "another number of shards" in refused(first, shards(run, 2)[1])
-    assert "another setting" in refused(first, shards(other, 3)[1], third)
+    assert "another setting, max_seconds=9.0 and not " in refused(first, shards(other, 3)[1], third)
     longer = small_run(["x"], ["x"], ["x"], ["x"])
     assert "another plan" in refused(first, shards(longer, 3)[1], third)
     suite = "other.json", dataclasses.replace(second[1], suite="other")
@@ -118,7 +118,7 @@ def test_what_does_not_belong_together_is_refused_in_one_line():
 
     cards = [on(f"cuda:{number}", one) for number, one in enumerate((first, second, third))]
     assert merge(cards, run_id="0000000f").plan == run.plan, "which GPU is its own affair"
-    assert "another setting" in refused(first, on("cuda:0", second), third)
+    assert "another setting, device=cuda and not cpu; the 3" in refused(first, on("cuda:0", second), third)
     files = second[0], dataclasses.replace(second[1], backend_files=("mine.py",))
     assert "another list of --backends files" in refused(first, files, third)
 

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attnbench.errors import UsageError, refusal
 from attnbench.record import Environment, Record, Run, Shard
@@ -88,7 +88,7 @@ def _difference(run: Run, first: Run, shard: Shard, whole: Shard) -> str | None:
         ("suite", run.suite, first.suite),
         ("number of shards", shard.count, whole.count),
         ("plan", shard.groups, whole.groups),
-        ("setting", _settings(run), _settings(first)),
+        *_settings(run, first),
         ("layout", run.layout, first.layout),
         ("list of --backends files", run.backend_files, first.backend_files),
         ("--backends", _asked(run, "--backends"), _asked(first, "--backends")),
@@ -108,9 +108,13 @@ def _asked(run: Run, flag: str) -> list[str]:
     return sorted(one for name, text in itertools.pairwise(words) if name == flag for one in text.split(","))
 
 
-def _settings(run: Run) -> object:
-    """Return all settings but the device's number: each shard may use another GPU of its machine."""
-    return dataclasses.replace(run.settings, device=run.settings.device.partition(":")[0])
+def _settings(run: Run, first: Run) -> Iterator[tuple[str, object, object]]:
+    """Yield each setting with both values; of the device not its number: each shard may use another GPU of its machine."""
+    for field in dataclasses.fields(run.settings):
+        one, other = (getattr(of.settings, field.name) for of in (run, first))
+        if field.name == "device":
+            one, other = (device.partition(":")[0] for device in (one, other))
+        yield f"setting, {field.name}={one} and not {other}", one, other
 
 
 def _merged(runs: Sequence[Run], whole: Shard, run_id: str) -> Run:
