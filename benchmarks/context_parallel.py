@@ -68,9 +68,10 @@ class Result:
 
     @property
     def hidden(self) -> str:
-        """Percent of the exchange that the best form hides; empty where that was not measured."""
+        """Percent of the exchange that the best form hides; empty where that was not measured, or is noise."""
         percent = self.records[self.best].counters.get("hidden_percent")
-        return "" if percent is None else f"{percent:.0f}"
+        # Records of before the limits of `backends.context_parallel.hidden_of` have the noise.
+        return "" if percent is None or not 0 <= percent <= 100 else f"{percent:.0f}"
 
 
 def results(run: Run) -> Iterator[Result]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnbench.backends.base import Machine
-from attnbench.backends.context_parallel import CpLaunch
+from attnbench.backends.context_parallel import CpLaunch, hidden_of
 from attnbench.backends.registry import all_backends
 from attnbench.errors import AttnbenchError, Unavailable, Unsupported
 from attnbench.parallel.form import Group
@@ -75,6 +75,23 @@ def test_a_time_that_no_card_reaches_is_an_error():
     assert CpLaunch("cp-x", case, Reporting(at_peak / 9, None), inputs).reported_ms() == at_peak / 9
     with pytest.raises(AttnbenchError, match=r"cp-x: time=1111 TFLOP/s a GPU is above the card's peak of 1000"):
         CpLaunch("cp-x", case, Reporting(0.9 * at_peak, 1000.0), inputs).reported_ms()
+
+
+@pytest.mark.parametrize(
+    ("calls", "hidden"),
+    [
+        ([10.5] * 9, (1.5, 75.0)),
+        ([12.0] * 9, (0.0, 0.0)),
+        ([12.9] * 9, (0.0, 0.0)),  # longer than its parts: nothing is hidden
+        ([9.0] * 9, (2.0, 100.0)),  # shorter than its attention alone: everything is, not more
+        ([10.5, 10.5, 10.4, 10.6, 10.5, 10.5, 10.5, 3.0, 30.0], (1.5, 75.0)),
+        ([9.0, 9.1, 9.2, 10.0, 10.5, 11.0, 11.5, 11.9, 12.0], (None, None)),  # noise of more than the exchange
+    ],
+)
+def test_what_a_call_hides_is_between_nothing_and_the_whole_exchange(calls, hidden):
+    rounds = [{None: call, "exchange": 1.5, "permute": 0.5, "attention": 10.0} for call in calls]
+    assert tuple(hidden_of(rounds).values()) == pytest.approx(hidden)
+    assert hidden_of([{None: 9.9, "exchange": 0.0, "attention": 10.0}] * 9)["hidden_percent"] is None
 
 
 @pytest.mark.parametrize("causal", [False, True])
