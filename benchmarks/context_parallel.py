@@ -1,23 +1,40 @@
-"""What context-parallel attention has to reach on two H200 of one host, held against run files of `attention-cp`.
+"""What context-parallel attention has to reach on two H200 of one host: measured, and held against its run files.
 
     python benchmarks/context_parallel.py FILE [FILE ...]
+    python benchmarks/context_parallel.py --measure OUT [--parts 128k-full,128k-causal] [--times 1] [--dry-run]
 
-A line for each target that a file has a row of: the fastest of our forms over our own kernel on one GPU, and over torch's
-`context_parallel`, from rounds of the same run; with what was predicted before anything had run on two GPUs.
+A line for each target that the files have a row of: the fastest of our forms over our own kernel on one GPU, and over
+torch's `context_parallel`, from rounds of the same run; with what was predicted before anything had run on two GPUs. All
+runs of a case count, each process once, whichever of them is the better one; those of earlier code are named in `EARLIER`.
+A target is reached or missed if the whole interval is on that side of it, else that is not decided: measure it again.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import shlex
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 from attnbench.record import Record, Run
-from attnbench.stats.ratio import paired_ratio
+from attnbench.stats.ratio import RatioEstimate, paired_ratio
+from attnbench.stats.replicates import combine_replicates
 from attnbench.store.runfile import read
 
 OURS = ("cp-allgather", "cp-ring", "cp-ulysses")
+MISSED, NOT_DECIDED = "**missed**", "not decided"
+LEAST_PROCESSES = 3
+"""Of a case; processes differ by more than the samples of one do."""
+EARLIER = {
+    ("fa8944ea", "w2-hstu-b1-s65536-h4-d128-bf16-causal-fwd"): "all-gather had a launch for each chunk of a rank"
+}
+"""Rows of a run and case that do not count, as the code that they measured has changed since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,74 +71,110 @@ class Result:
     """The best of our forms in a case, beside a target."""
 
     target: Target
-    records: Mapping[str, Record]
-    "of the case, by backend"
+    processes: Sequence[Mapping[str, Record]]
+    "of the case: the records of each process, by backend"
     best: str
-    ratio: float
+    ratio: RatioEstimate
+
+    def said(self, bar: float) -> str:
+        """What the interval says of a bar."""
+        low, high = self.ratio.ci_low, self.ratio.ci_high
+        if low is None or high is None or low < bar <= high:
+            return NOT_DECIDED
+        return "reached" if low >= bar else MISSED
 
     @property
-    def said(self) -> str:
-        """Whether the target is reached."""
-        if self.ratio < self.target.least:
-            return "missed"
-        return "reached" if self.ratio < self.target.aim else "reached, and the aim"
+    def interval(self) -> str:
+        """The limits, empty where there are none."""
+        low, high = self.ratio.ci_low, self.ratio.ci_high
+        return "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
+
+    @property
+    def record(self) -> Record:
+        """One of the best form."""
+        return next(one[self.best] for one in self.processes if self.best in one)
 
     @property
     def hidden(self) -> str:
         """Percent of the exchange that the best form hides; empty where that was not measured, or is noise."""
-        percent = self.records[self.best].counters.get("hidden_percent")
+        found = [one[self.best].counters.get("hidden_percent") for one in self.processes if self.best in one]
         # Records of before the limits of `backends.context_parallel.hidden_of` have the noise.
-        return "" if percent is None or not 0 <= percent <= 100 else f"{percent:.0f}"
+        known = [percent for percent in found if percent is not None and 0 <= percent <= 100]
+        return f"{median(known):.0f}" if len(known) == len(found) else ""
 
 
-def results(run: Run) -> Iterator[Result]:
-    """What a run has of each target, in the order of the targets."""
-    cases: dict[str, dict[str, Record]] = {}
-    for record in run.records:
-        if record.workload == "attention-cp" and record.time:
-            cases.setdefault(record.group, {})[record.backend] = record
+def results(runs: Iterable[Run]) -> Iterator[Result]:
+    """What the runs together have of each target, in the order of the targets."""
+    cases: dict[str, dict[tuple[str, int], dict[str, Record]]] = {}
+    for run in runs:
+        for record in run.records:
+            if record.workload == "attention-cp" and record.time and (run.id, record.case_id) not in EARLIER:
+                process = run.id, record.replicate
+                cases.setdefault(record.case_id, {}).setdefault(process, {})[record.backend] = record
     for target in TARGETS:
-        for records in cases.values():
-            case = next(iter(records.values())).case
+        for processes in cases.values():
+            records = list(processes.values())
+            case = next(iter(records[0].values())).case
             wanted = case["world"] == 2 and all(case[name] == value for name, value in target.case.items())
-            if wanted and (ratios := _ratios(records, target.over)):
-                best = max(ratios, key=lambda name: ratios[name])
-                yield Result(target, records, best, ratios[best])
+            if wanted and (found := {name: one for name in OURS if (one := _ratio(records, name, target.over))}):
+                best = max(found, key=lambda name: found[name].ratio)
+                yield Result(target, records, best, found[best])
 
 
-def _ratios(records: Mapping[str, Record], over: str) -> dict[str, float]:
-    """Speed-ups of our forms that were sampled in turn with `over`."""
-    if over not in records:
-        return {}
-    base = by_round(records[over])
-    return {name: paired_ratio(base, by_round(records[name])).ratio for name in OURS if name in records}
+def _ratio(processes: Sequence[Mapping[str, Record]], name: str, over: str) -> RatioEstimate | None:
+    """How many times as fast a form is: the geometric mean over all processes that sampled both in turn.
+
+    Its interval is Student's over three processes or more; of fewer it goes from their own least limit to their greatest.
+    """
+    each = [
+        paired_ratio(by_round(records[over]), by_round(records[name]))
+        for records in processes
+        if over in records and name in records
+    ]
+    if not each:
+        return None
+    found = combine_replicates(each)
+    if len(each) >= LEAST_PROCESSES:
+        return found
+    low, high = [one.ci_low for one in each], [one.ci_high for one in each]
+    if None in low or None in high:
+        return dataclasses.replace(found, ci_low=None, ci_high=None)
+    return dataclasses.replace(found, ci_low=min(filter(None, low)), ci_high=max(filter(None, high)))
 
 
-def lines(run: Run) -> Iterator[str]:
-    """What a run says of each target."""
-    for one in results(run):
-        target, record = one.target, one.records[one.best]
+def lines(runs: Iterable[Run]) -> Iterator[str]:
+    """What the runs say of each target."""
+    for one in results(runs):
+        target = one.target
         yield (
-            f"{record.group}: {one.best} {one.ratio:.3f}x {target.over}, at least {target.least:g} (aim {target.aim:g}): "
-            f"{one.said}; predicted {target.predicted}"
-            + (f"; {one.hidden} % of the exchange hidden" if one.hidden else "")
+            f"{one.record.case_id}: {one.best} {one.ratio.ratio:.3f}x {target.over}{one.interval}, "
+            f"at least {target.least:g}: {one.said(target.least)}, aim {target.aim:g}: {one.said(target.aim)}; "
+            f"predicted {target.predicted}" + (f"; {one.hidden} % of the exchange hidden" if one.hidden else "")
         )
 
 
 SHOWN = ("cp-one", "cp-ulysses", "cp-allgather", "cp-ring", "cp-torch")
-HEAD = ["case", *(f"`{name}`, ms" for name in SHOWN), "fastest of ours", "over", "bar", "aim", "exchange hidden, %"]
+HEAD = [
+    "case",
+    *(f"`{name}`, ms" for name in SHOWN),
+    "fastest of ours",
+    "over",
+    "processes",
+    "bar",
+    "aim",
+    "exchange hidden, %",
+]
 
 
 def table(runs: Iterable[Run]) -> list[list[str]]:
-    """The rows of the docs' table under `HEAD`; of several runs of one case and target the first counts."""
+    """The rows of the docs' table under `HEAD`; a time is the median of the medians of all processes."""
     rows: list[list[str]] = []
-    shown: list[Target] = []
-    for one in (found for run in runs for found in results(run)):
-        if one.target in shown:
-            continue
-        shown.append(one.target)
-        ms = {name: record.time.median_ms for name, record in one.records.items() if record.time is not None}
-        target, case = one.target, one.records[one.best].case
+    for one in results(runs):
+        target, case = one.target, one.record.case
+        ms = {
+            name: [of[name].time.median_ms for of in one.processes if name in of and of[name].time]  # type: ignore[union-attr]
+            for name in SHOWN
+        }
         words = [case["function"], f"{case['seqlen']} rows", "causal" if case["causal"] else "full"]
         if case["nheads_kv"] != case["nheads"]:
             words.insert(2, f"{case['nheads']} heads of {case['nheads_kv']} KV heads")
@@ -130,11 +183,12 @@ def table(runs: Iterable[Run]) -> list[list[str]]:
         rows.append(
             [
                 ", ".join(words),
-                *(f"{ms[name]:.3f}" if name in ms else "" for name in SHOWN),
-                f"`{one.best}` **{one.ratio:.2f}x**",
+                *(f"{median(ms[name]):.3f}" if ms[name] else "" for name in SHOWN),
+                f"`{one.best}` **{one.ratio.ratio:.2f}x**{one.interval}",
                 f"`{target.over}`",
-                f"{target.least:g} " + ("**missed**" if one.ratio < target.least else "reached"),
-                f"{target.aim:g} " + ("reached" if one.ratio >= target.aim else "missed"),
+                str(sum(one.best in of and target.over in of for of in one.processes)),
+                f"{target.least:g} {one.said(target.least)}",
+                f"{target.aim:g} {one.said(target.aim)}",
                 one.hidden,
             ]
         )
@@ -147,7 +201,77 @@ def by_round(record: Record) -> dict[int, float]:
     return dict(zip(record.time.rounds, record.time.samples_ms, strict=True))
 
 
+# ── measuring ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Cases that one command measures."""
+
+    flags: str
+    seconds: float
+    "of sampling in a case: enough rounds that the interval is narrower than what lies between prediction and bar"
+    minutes: float
+    "that a run takes, by earlier ones: start of the ranks, oracle, checks and sampling"
+    torch: bool = True
+    "has cp-torch"
+
+
+PARTS = {
+    "8k": Part("--seqlen 8192", 6, 0.9),
+    "32k": Part("--seqlen 32768 --nheads 16 --lengths full", 12, 1.5),
+    "gqa": Part("--seqlen 32768 --nheads 64", 12, 1.2, torch=False),
+    "128k-causal": Part("--seqlen 131072 --causal", 40, 2.3),
+    "128k-full": Part("--seqlen 131072 --no-causal", 80, 3.0),
+    "hstu": Part("--function hstu", 8, 1.4, torch=False),
+}
+
+
+def command(part: str, path: Path) -> list[str]:
+    """The run of a part: every form, the slow ones too."""
+    one = PARTS[part]
+    backends = ",".join(SHOWN if one.torch else SHOWN[:-1])
+    words = f"--gpus 0,1 {one.flags} --backends {backends} --max-seconds {one.seconds:g} --timeout 300"
+    return ["attnbench", "run", "attention-cp", *words.split(), "--no-save", "--json", str(path)]
+
+
+def measure(folder: Path, parts: Sequence[str], times: int, *, dry: bool) -> None:
+    """Measure parts so many times each, beside the runs that are there, and hold all of them against the targets."""
+    for part in parts:
+        there = len(list(folder.glob(f"cp-{part}-[0-9]*.json")))
+        for number in range(there + 1, there + 1 + times):
+            words = command(part, folder / f"cp-{part}-{number}.json")
+            print(f"about {PARTS[part].minutes:g} minutes: {shlex.join(words)}", flush=True)
+            if not dry:
+                subprocess.run([sys.executable, "-m", *words], check=True)
+    if dry:
+        print(f"together: about {sum(PARTS[part].minutes for part in parts) * times:.1f} minutes")
+        return
+    say(sorted(folder.glob("cp-*.json")))
+
+
+def say(paths: Sequence[Path]) -> None:
+    """Print what files say of the targets."""
+    print(*lines(read(path) for path in paths), sep="\n")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", nargs="*", type=Path, metavar="FILE", help="run files")
+    parser.add_argument("--measure", type=Path, metavar="OUT", help="folder of new run files")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of these (default: %(default)s)")
+    parser.add_argument("--times", type=int, default=LEAST_PROCESSES, help="runs of each part (default: %(default)s)")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands and how long they take")
+    args = parser.parse_args(words)
+    parts = args.parts.split(",")
+    if unknown := [part for part in parts if part not in PARTS]:
+        parser.error(f"--parts: {unknown[0]} is none of {', '.join(PARTS)}")
+    if args.measure is None:
+        say(args.paths)
+    else:
+        args.measure.mkdir(parents=True, exist_ok=True)
+        measure(args.measure, parts, args.times, dry=args.dry_run)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        for line in lines(read(name)):
-            print(line)
+    main()

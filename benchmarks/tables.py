@@ -1095,7 +1095,7 @@ POOLS = tuple(
 """Users who return, with a pool for all of them or for 40 %, launch by launch, as graphs, and with host memory."""
 FEW = ("128-1024", "128-2048", "128-6144", "128-12288", "64-2048", "64-4096", "64-8192")
 "Calls of dense HSTU with few query tiles: dims and rows."
-OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "gqa", "128k", "hstu-long", "hstu"))
+OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "libraries", "gqa", "128k", "hstu-long", "hstu"))
 """Context-parallel attention; a run of each part of the suite."""
 TABLES = {
     "backends": Table((), backends),

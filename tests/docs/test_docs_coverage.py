@@ -111,7 +111,7 @@ OTHERS = {
     "--check",
     "--out",
     "--groups",
-    "--ray",  # of benchmarks/*.py
+    "--measure",  # of benchmarks/*.py
     "--num_heads",
     "--head_dim",
     "--seq_len",
