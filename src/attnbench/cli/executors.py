@@ -34,8 +34,8 @@ def add_arguments(parser: Parser, *, several: bool = True) -> None:
         "--gpus",
         metavar="all|LIST",
         help=(
-            "one worker on each of these GPUs, such as 0,2; they take groups from one queue, longest first, and each "
-            "group stays on one GPU (default: the one of --device)"
+            "numbers of GPUs, such as 0,2 (2 is GPU number 2, not two GPUs); the worker of each takes groups from one "
+            "queue, longest first, and each group stays on one GPU (default: the one of --device)"
         ),
     )
     group.add_argument(

@@ -38,6 +38,7 @@ def chosen_gpus(who: str, text: str, field: str = "--gpus", *, without: str = "-
         raise Unavailable(refusal(who, field, text, "is for GPUs, and there is none", why_no_gpu(), without))
     if missing := [word for word in words if int(word) >= there]:
         wrong, accepted = f"names GPU {int(missing[0])}, which is not there", f"0 to {there - 1}, as torch counts them"
-        meant = [f"did you mean {ALL}, which is {there} GPUs?"] if len(words) == 1 and int(text) == there > 1 else []
+        every, these = ",".join(map(str, range(there))), "the only GPU" if there == 1 else f"{there} GPUs"
+        meant = [f"did you mean {every}, which is {these}?"] if len(words) == 1 and int(text) == there else []
         raise Unavailable(refusal(who, field, text, wrong, accepted, *meant))
     return tuple(Device("cuda", int(word)) for word in words or range(there))
