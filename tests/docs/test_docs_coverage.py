@@ -130,7 +130,8 @@ OTHERS = {
     "--init",
     "--user",
     "--workdir",
-    "--volume",  # of docker
+    "--volume",
+    "--target",  # of docker
 }
 
 

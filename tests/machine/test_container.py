@@ -109,7 +109,12 @@ def test_what_cannot_be_read_is_left_out_or_said(root, monkeypatch):
         "PID 1": ("unknown", "--init: nothing reaps the orphaned processes of a worker"),
         "GPUs": ("torch sees 8 of 8", None),
     }
-    assert "GPUs" not in seen(root), "where there is no card, what needs one is no news"
+
+
+def test_no_gpu_is_a_finding_where_torch_is_for_gpus(root):
+    found, todo = seen(root, cuda="13.0", visible=0)["GPUs"]
+    assert (found, todo.split("?")[0]) == ("none is visible", "was --gpus all given")
+    assert "GPUs" not in seen(root, cuda=None, visible=0), "a build for CPUs is meant to have none"
 
 
 # ── the files ──────────────────────────────────────────────────────────────────────────────────────
@@ -144,3 +149,81 @@ def test_a_machine_that_cannot_build_is_told_so(tmp_path):
     done = subprocess.run([bash, ROOT / "docker/build.sh"], env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == "docker/build.sh: not built here: none of docker, podman, buildah answers\n"
+    assert (ROOT / ".ci/run").read_text().count("\ndocker/build.sh || [ $? -eq 3 ]\n") == 1, "which is no failure of CI"
+
+
+@pytest.fixture
+def build(tmp_path):
+    """docker/build.sh with tools that write down how they are called, and fail as a test says."""
+    log = tmp_path / "log"
+
+    def run(*words, tools=("docker",), fails=""):
+        for tool in tools:
+            (tmp_path / tool).write_text(
+                f"#!{shutil.which('bash')}\n"
+                f'echo "{tool} $*" >> {log}\n'
+                f'if [ "{tool} $1" = "{fails}" ]; then echo "{tool}: no such daemon" >&2; exit 1; fi\n'
+                'if [ "$1" = from ]; then echo a-container; fi\n'
+            )
+            (tmp_path / tool).chmod(0o755)
+        (tmp_path / "dirname").symlink_to(shutil.which("dirname"))
+        done = subprocess.run(
+            [shutil.which("bash"), ROOT / "docker/build.sh", *words],
+            env={"PATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+        return done, log.read_text().splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "image"),
+    [
+        ((), "attnbench"),
+        (("--target", "runtime"), "attnbench"),
+        (("--target", "devel"), "attnbench-devel"),
+        (("--build-arg", "TORCH=2.11.0", "--target=devel"), "attnbench-devel"),
+    ],
+)
+def test_each_target_has_an_image_of_its_own_which_is_started(build, words, image):
+    done, calls = build(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert calls == [
+        "docker info",
+        " ".join(["docker build -f docker/Dockerfile -t", image, *words, "."]),
+        f"docker run --rm {image} attnbench --version",
+        f"docker run --rm {image} attnbench doctor",
+    ]
+
+
+def test_a_tool_that_does_not_answer_says_why_and_the_next_one_builds(build):
+    done, calls = build(tools=("docker", "buildah"), fails="docker info")
+    assert done.returncode == 0
+    assert done.stderr == "docker/build.sh: docker does not answer: docker: no such daemon\n"
+    assert calls == [
+        "docker info",
+        "buildah info",
+        "buildah build -f docker/Dockerfile -t attnbench .",
+        "buildah from attnbench",
+        "buildah run a-container -- attnbench --version",
+        "buildah run a-container -- attnbench doctor",
+        "buildah rm a-container",
+    ]
+
+
+@pytest.mark.parametrize("fails", ["docker build", "docker run"])
+def test_an_image_that_cannot_be_built_or_started_is_a_failure(build, fails):
+    done, calls = build(fails=fails)
+    assert (done.returncode, done.stderr) == (1, "docker: no such daemon\n")
+    assert calls[-1].startswith(fails)
+
+
+def test_the_image_has_every_extra_and_the_ray_that_is_tested():
+    text = (ROOT / "docker/Dockerfile").read_text()
+    offered = re.search(r"extras: '\.\[(.*)\]'", (ROOT / "README.md").read_text())[1]
+    assert re.search(r"^ARG EXTRAS=(.*)$", text, re.MULTILINE)[1] == offered
+    ray = re.search(r"^ARG RAY=(.*)$", text, re.MULTILINE)[1]
+    assert f" ray=={ray}\n" in (ROOT / "Makefile").read_text()
+    assert "ray==" not in (ROOT / "requirements.lock").read_text(), "two versions would be no constraint"

@@ -44,13 +44,13 @@ def findings(gpu: Gpu | None, cuda: str | None, visible: int, root: Path = ROOT)
     """Return the results of all checks.
 
     Args:
-        gpu: a GPU known to the driver; None if there is none.
+        gpu: a GPU known to the driver; None if there is none, or no driver.
         cuda: CUDA version of torch's build, such as 13.0; None for a CPU build.
         visible: number of GPUs that torch sees.
         root: root of the file system.
     """
     found = [_shared_memory(root), _locked_memory(), *_capabilities(root), _first_process(root)]
-    return [*found, *(_of_gpus(gpu, cuda, visible) if gpu else ())]
+    return [*found, *_of_gpus(gpu, cuda, visible)]
 
 
 def _shared_memory(root: Path) -> Finding:
@@ -94,7 +94,13 @@ def _first_process(root: Path) -> Finding:
     return Finding("PID 1", name, todo)
 
 
-def _of_gpus(gpu: Gpu, cuda: str | None, visible: int) -> Iterator[Finding]:
+def _of_gpus(gpu: Gpu | None, cuda: str | None, visible: int) -> Iterator[Finding]:
+    if gpu is None:
+        if cuda is not None:  # a build of torch for CPUs is meant to have none
+            yield Finding(
+                "GPUs", "none is visible", "was --gpus all given? The host needs NVIDIA's container toolkit for it"
+            )
+        return
     todo = None if visible == gpu.count else "--gpus all, unless only these are to be used"
     yield Finding("GPUs", f"torch sees {visible} of {gpu.count}", todo)
     driver, major = gpu.driver(), int((cuda or "0").split(".")[0])
