@@ -1160,6 +1160,7 @@ TABLES = {
             "load-dlrm-v3-848-h200.json",
             "load-pool-40-auto-h200.json",
             "load-generator-h200.jsonl",
+            "serving-offload-h200.json",
         ),
         serving_bars,
     ),
