@@ -116,6 +116,17 @@ def test_a_named_case_is_a_suite_of_its_own():
     )
 
 
+@pytest.mark.parametrize("name", ["sparse", "sparse-length"])
+def test_the_suites_of_seed_003_have_its_shape_on_a_gpu(name):
+    suite = load_suite(name, "cuda")
+    shapes = {(case.batch, case.nheads, case.headdim, case.dtype) for case in cases(suite).values()}
+    assert shapes == {(4, 32, 128, "fp16")}
+    assert {case.causal for case in cases(suite).values()} == {False, True}
+    assert max(case.seqlen for case in cases(suite).values()) == 32768
+    small = cases(load_suite(name, "cpu")).values()
+    assert max(case.batch * case.nheads * case.seqlen for case in small) <= 1024
+
+
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
