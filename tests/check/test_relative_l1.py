@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from attnbench.backends.base import Budget
+from attnbench.backends.base import Budget, RelL1
 from attnbench.check.compare import compare, make_truth
 from attnbench.check.deviation import CHUNK, measure
 from attnbench.errors import UsageError
@@ -70,3 +70,22 @@ def test_a_bound_is_a_finite_number(name, value):
     with pytest.raises(UsageError, match=f"budget: {name}=.* cannot be used; a finite number, at least 0"):
         Budget(**{name: value})
     assert Budget(**{name: None}) == Budget()
+
+
+def test_bounds_by_the_kind_of_inputs_replace_the_others():
+    budget = Budget(relative=1.0, rel_l1=0.06, head_rel_l1=0.07, by_input={"video": RelL1(0.01, 0.02)})
+    found = {kind: budget.on(kind) for kind in ("video", "normal", "q.safetensors@1a2b3c4d")}
+    assert found["video"] == Budget(relative=1.0, rel_l1=0.01, head_rel_l1=0.02)
+    assert found["normal"] == found["q.safetensors@1a2b3c4d"] == Budget(relative=1.0, rel_l1=0.06, head_rel_l1=0.07)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [
+        ({"vidoe": RelL1(0.01, 0.02)}, "by_input=vidoe is no kind of inputs; one of normal"),
+        ({"video": RelL1(0.01, -1.0)}, r"head_rel_l1=-1.0 cannot be used; a finite number, at least 0"),
+    ],
+)
+def test_bounds_of_an_unknown_kind_or_without_a_number_are_refused(bounds, words):
+    with pytest.raises(UsageError, match=f"budget: {words}"):
+        Budget(by_input=bounds)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from misbehaving import Misbehaving, die, log
 
-from attnbench.backends.base import Budget, Config
+from attnbench.backends.base import Budget, Config, RelL1
 
 threads: list[threading.Thread] = []
 opened = threading.Event()
@@ -125,6 +125,15 @@ class NegativeBudget(WithABudget):
 
 class BudgetThatIsNoNumber(WithABudget):
     name, factor = "budget-that-is-no-number", float("nan")
+
+
+class ExactOnOutliers(HarmfulBase):
+    """Says so, and is as exact as any."""
+
+    name = "exact-on-outliers"
+
+    def budget(self, case):
+        return Budget(by_input={"outliers": RelL1(0.0, 0.0)})
 
 
 class ConfigIsANumber(HarmfulBase):

@@ -10,15 +10,17 @@ import torch
 from attnbench.backends.base import Machine
 from attnbench.backends.dense import largest_term
 from attnbench.backends.registry import all_backends, resolve
-from attnbench.check.examine import examine
+from attnbench.check.examine import Examination, Wrong, examine
 from attnbench.check.reference import References
 from attnbench.errors import Unsupported, UsageError
 from attnbench.kernels.flash.quant.config import FORWARD, RULES, TABLE, QuantConfig, Shape, default_config, fault, space
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
+from attnbench.workloads.base import ATTENTION_KINDS, load_workload
 
+from . import quant_cases
 from .interpreter import interpreted
-from .quant_cases import distance, inputs_of, recipe_of, truth_of
+from .quant_cases import Inputs, distance, inputs_of, recipe_of, truth_of
 
 SHAPES = [Shape(dim=dim, capability=card) for dim, card in product((64, 128), ((8, 9), (9, 0)))]
 
@@ -126,15 +128,62 @@ def test_right_through_the_seam_with_three_phases(values, kind):
             phase()
 
 
+@pytest.mark.parametrize("kind", ["normal", "outliers", "channel-bias", "video"])
 @pytest.mark.parametrize(("rows", "dim"), [(64, 64), (256, 128), (1024, 128)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_recipe_itself_is_within_the_budget_with_outliers(rows, dim, causal):
+def test_the_recipe_itself_is_within_the_bounds_of_each_kind(rows, dim, causal, kind):
     """Of a single head, which is the worst: a right kernel can be no better."""
     case = case_of(batch=1, seqlen=rows, seqlen_k=rows, nheads=1, nheads_kv=1, headdim=dim, causal=causal, dtype="bf16")
+    budget = resolve("flash-quant", case).budget(case).on(kind)
+    given = [inputs_of(rows, dim=dim, causal=causal, kind=kind, seed=seed) for seed in range(6)]
+    errors = [distance(recipe_of(inputs)[0].bfloat16(), truth_of(inputs)[0]) for inputs in given]
+    assert 0.4 * budget.rel_l1 < max(errors) < budget.rel_l1 < budget.head_rel_l1
+
+
+def test_bounds_by_kind_are_below_those_of_captured_values_and_not_of_few_rows():
+    bounds = {kind: resolve("flash-quant", case_of()).budget(case_of(seqlen=4096)).on(kind) for kind in ATTENTION_KINDS}
+    assert {kind: (one.rel_l1, one.by_input) for kind, one in bounds.items()} == {
+        "normal": (0.04, {}),
+        "uniform": (0.055, {}),
+        "zeros": (0.055, {}),
+        "outliers": (0.048, {}),
+        "channel-bias": (0.004, {}),
+        "video": (0.006, {}),
+    }
+    many = case_of(seqlen=4096, nheads=16, headdim=64)
+    assert resolve("flash-quant", many).budget(many).on("outliers").rel_l1 == 0.043
+    for values in ({"seqlen": 1}, {"headdim": 40}, {"lengths": "uniform"}):
+        case = case_of(**values)
+        assert resolve("flash-quant", case).budget(case).on("video").rel_l1 == 0.055
+    mapped = load_workload("sparse").case({"seqlen": 1024, "headdim": 128, "dtype": "bf16", "density": 0.5})
+    budget = resolve("flash-sparse-quant", mapped).budget(mapped)
+    assert [budget.on(kind).rel_l1 for kind in ("normal", "video", "outliers")] == [0.04, 0.055, 0.055]
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [("normal", "steps"), ("channel-bias", "scale"), ("video", "scale")])
+def test_a_kernel_that_the_bounds_of_every_kind_accept_is_found_by_those_of_its_inputs(kind, wrong, monkeypatch):
+    """Scores of a third of the steps, and values whose scale is three per cent too large."""
+    case = case_of(seqlen=512, seqlen_k=512, dtype="bf16")
     budget = resolve("flash-quant", case).budget(case)
-    given = [inputs_of(rows, dim=dim, causal=causal, kind="outliers", seed=seed) for seed in range(6)]
-    errors = [distance(recipe_of(inputs)[0], truth_of(inputs)[0]) for inputs in given]
-    assert 0.03 < max(errors) < budget.rel_l1 < budget.head_rel_l1
+    first, second = (
+        WORKLOAD.inputs(case, seed=seed, kind=one, device="cpu") for seed, one in ((1, kind), (2, "normal"))
+    )
+    given = Inputs(q=first.q, k=first.k, v=first.v)
+    if wrong == "steps":
+        monkeypatch.setattr(quant_cases, "rounded", lambda x, scale: (x / scale / 3).round() * 3)
+    out = recipe_of(given)[0].mul(1.03 if wrong == "scale" else 1.0).to(torch.bfloat16)
+    held = []
+    for known in (kind, "uniform"):
+        references = References(WORKLOAD, case, first, second, kind=known)
+        look = Examination(None, references, "softmax", budget, announce=str)
+        try:
+            look.hold({"out": out}, references.first)
+            held.append(None)
+        except Wrong as fault:
+            held.append(str(fault))
+    assert held[1] is None
+    assert held[0].startswith("out: wrong values: relative L1 0.0")
+    assert f"(budget {budget.on(kind).rel_l1:.3g})" in held[0]
 
 
 @pytest.mark.parametrize(("keys", "rows"), [(64, 32768), (256, 32768), (1024, 8192)])

@@ -99,6 +99,16 @@ def test_halves_of_letters_are_spelled(together):
 
 
 @pytest.mark.usefixtures("forked_workers")
+def test_the_bounds_are_those_of_the_inputs_of_the_run():
+    found = by_name(measured("honest", "exact-on-outliers", input="outliers"))
+    assert found["honest"].status is Status.PASSED
+    assert found["exact-on-outliers"].reason.startswith("out: wrong values: relative L1 ")
+    assert found["exact-on-outliers"].reason.endswith(" (budget 0)")
+    found = by_name(measured("honest", "exact-on-outliers"))
+    assert {record.status for record in found.values()} == {Status.PASSED}
+
+
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_was_killed_from_outside_is_measured_again(tmp_path, monkeypatch):
     log = tmp_path / "log"
     log.touch()

@@ -14,13 +14,13 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple
 
 from attnbench.errors import Unavailable, Unsupported, UsageError, refusal, unknown
-from attnbench.workloads.base import CaseT, InputsT
+from attnbench.workloads.base import ATTENTION_KINDS, CaseT, InputsT
 
 if TYPE_CHECKING:
     from torch import Tensor, device
@@ -74,6 +74,15 @@ def card_checks(machine: Machine, least: tuple[int, int] | None, end: tuple[int,
     ]
 
 
+class RelL1(NamedTuple):
+    """Bounds of the relative L1 distance."""
+
+    whole: float
+    "of the whole output"
+    head: float
+    "of its worst head"
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Limit of the largest absolute error of an output.
@@ -82,14 +91,16 @@ class Budget:
     that precision at the output's largest value, or ``factor`` × twice the error expected from a rounding analysis,
     or ``relative`` × the output's root mean square, for kernels that compute in a lower precision by design; the
     largest of the three applies.  Such a kernel may also bound the relative L1 distance Σ|x - t| / Σ|t|,
-    of the whole output and of its worst head; None is no bound.  `check.compare` states the whole rule, including
-    gradients, rows and heads.
+    of the whole output and of its worst head; None is no bound.  That distance depends on the data, so `by_input` has
+    other bounds for kinds of inputs.  `check.compare` states the whole rule, including gradients, rows and heads.
     """
 
     factor: float = 2.0
     relative: float = 0.0
     rel_l1: float | None = None
     head_rel_l1: float | None = None
+    by_input: Mapping[str, RelL1] = field(default_factory=dict)
+    "bounds for kinds of inputs (`--input`), in place of `rel_l1` and `head_rel_l1`, which are for all others"
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be a limit.
@@ -103,6 +114,20 @@ class Budget:
                 continue
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
                 raise UsageError(refusal("budget", name, value, "cannot be used", "a finite number, at least 0"))
+        if strange := set(self.by_input) - set(ATTENTION_KINDS):
+            known = f"one of {', '.join(ATTENTION_KINDS)}"
+            raise UsageError(refusal("budget", "by_input", min(strange), "is no kind of inputs", known))
+        for kind in self.by_input:
+            self.on(kind)
+
+    def on(self, kind: str) -> Budget:
+        """Return the budget for inputs of a kind (`--input`), or for a file of captured ones.
+
+        Raises:
+            UsageError: its bound is infinite, negative or not a number.
+        """
+        whole, head = self.by_input.get(kind, (self.rel_l1, self.head_rel_l1))
+        return replace(self, rel_l1=whole, head_rel_l1=head, by_input={})
 
 
 @dataclass(frozen=True, slots=True)

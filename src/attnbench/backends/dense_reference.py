@@ -65,8 +65,9 @@ class DenseReference(Backend[SparseCase, "SparseInputs"]):
         self.inner.check(case.dense, machine)
 
     def budget(self, case: SparseCase) -> Budget:
-        """Return the budget of the backend."""
-        return self.inner.budget(case.dense)
+        """Return the budget of the backend; with a grid, a video has another share of text than the dense case's."""
+        budget = self.inner.budget(case.dense)
+        return budget if case.grid is None else replace(budget, by_input={})
 
     @contextmanager
     def session(self, case: SparseCase, inputs: SparseInputs) -> Iterator[Launch]:

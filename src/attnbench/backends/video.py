@@ -118,8 +118,8 @@ class Video(Backend["VideoCase", "VideoInputs"]):
                 raise UsageError(refusal(self.name, name, value, wrong, f"{none}, or a row of `sparse`"))
 
     def budget(self, case: VideoCase) -> Budget:
-        """Return the backend's budget for a layer's attention."""
-        return self.inner.budget(problem_of(self.inner, case))
+        """Return the backend's budget for a layer's attention, whose data is the model's: of no kind of inputs."""
+        return replace(self.inner.budget(problem_of(self.inner, case)), by_input={})
 
     def variant_of(self, case: VideoCase) -> str:
         """For a sparse row, return the variant of a model with its map in all layers."""

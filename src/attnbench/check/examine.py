@@ -318,12 +318,13 @@ class Examination:
 
         check_form(outputs, reference.truth(self.variant), words)
         truth, faults = self._truth(outputs, reference)
+        budget = self.budget.on(reference.kind)
         with torch.no_grad():
             try:
                 found = reference.select({name: outputs[name].detach() for name in truth.oracle})
             except AttnbenchError as wrong:
                 raise Wrong(f"{words}{wrong}") from None
-            return found, truth, Comparison({}, faults) if faults else compare(found, truth, self.budget)
+            return found, truth, Comparison({}, faults) if faults else compare(found, truth, budget)
 
     def _truth(self, outputs: Mapping[str, Tensor], reference: Reference) -> tuple[Truth, dict[str, str]]:
         """Return the truth for these outputs, and messages for a choice from which no truth follows."""

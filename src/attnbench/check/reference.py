@@ -54,10 +54,10 @@ class _Followed:
 class Reference:
     """One set of inputs with its answer, and a copy that shows whether the inputs were changed."""
 
-    def __init__(self, workload: Workload, case: Case, inputs: Inputs, *, draw: Draw) -> None:
+    def __init__(self, workload: Workload, case: Case, inputs: Inputs, *, draw: Draw, kind: str = "normal") -> None:
         import torch
 
-        self.workload, self.case, self.inputs, self.draw = workload, case, inputs, draw
+        self.workload, self.case, self.inputs, self.draw, self.kind = workload, case, inputs, draw, kind
         self._truths: dict[str, Truth] = {}
         self._followed: dict[str, _Followed] = {}
         tensors = inputs.tensors()
@@ -200,7 +200,8 @@ class References:
         workload: of the case.
         case: the problem.
         first: inputs the sessions are opened with.
-        second: fresh data.
+        second: fresh data, of kind normal.
+        kind: of the first inputs: a budget may depend on it.
         seed: of the first draw.
         max_bytes: of the first oracle's results; None for the smaller of `MAX_BYTES` and a quarter of the free memory.
     """
@@ -212,6 +213,7 @@ class References:
         first: Inputs,
         second: Inputs,
         *,
+        kind: str = "normal",
         seed: int = 0,
         max_bytes: int | None = None,
     ) -> None:
@@ -219,7 +221,7 @@ class References:
         self.device = next(iter(first.tensors().values())).device
         room = min(MAX_BYTES, free_bytes(self.device) // 4) if max_bytes is None else max_bytes
         draw = workload.draw(case, seed=seed, max_bytes=room)
-        self.first = Reference(workload, case, first, draw=draw)
+        self.first = Reference(workload, case, first, draw=draw, kind=kind)
         # Not derived from a known seed: a launch must not be able to compute only the parts that are checked.
         lots = int.from_bytes(os.urandom(7))
         self.second = Reference(workload, case, second, draw=workload.draw(case, seed=lots, max_bytes=room // 8))

@@ -143,13 +143,13 @@ class GroupRun(GroupEnds):
                 for entry in entries:
                     entry.builder.ceilings = found
             self.page.announce(HARNESS, "inputs")
-            place = str(self.device)
-            self.inputs = self.workload.inputs(self.case, seed=settings.seed, kind=settings.input, device=place)
+            place, kind, seed = str(self.device), settings.input, settings.seed
+            self.inputs = self.workload.inputs(self.case, seed=seed, kind=kind, device=place)
             self.yardsticks = yardsticks(self.device) if settings.measure else ()
             if settings.check:
                 self.page.announce(HARNESS, "oracle")
-                fresh = self.workload.inputs(self.case, seed=settings.seed + 1, kind="normal", device=place)
-                self.references = References(self.workload, self.case, self.inputs, fresh, seed=settings.seed)
+                fresh = self.workload.inputs(self.case, seed=seed + 1, kind="normal", device=place)
+                self.references = References(self.workload, self.case, self.inputs, fresh, kind=kind, seed=seed)
                 for variant in {entry.backend.variant_of(self.case) for entry in entries}:
                     for reference in (self.references.first, self.references.second):
                         reference.truth(variant)
