@@ -165,6 +165,9 @@ class Error:
     cosine: float | None
     budget: float
     "largest `max_abs` accepted"
+    rel_l1_budget: float | None = None
+    "largest `rel_l1` accepted; None is no bound"
+    head_rel_l1_budget: float | None = None
     ok: bool
 
 
@@ -212,6 +215,8 @@ class Record(Spelled):
     case_id: str
     group: str
     backend: str
+    input: str | None = None
+    "values of its inputs (`Settings.input`); None in another program's file, and in files of before it was recorded"
     version: str | None = None
     config: str | None = None
     "short form of the kernel configuration"

@@ -14,7 +14,7 @@ from attnbench.errors import Unavailable, UsageError
 from attnbench.formats import exports
 from attnbench.formats.exports import xlsx
 from attnbench.formats.exports.base import harmless
-from attnbench.record import Error, Status
+from attnbench.record import Error, PlannedGroup, Status
 from attnbench.store import rows, runfile
 from attnbench.store.derive import derive
 from attnbench.store.frame import to_pandas
@@ -48,6 +48,24 @@ def test_csv_has_a_row_a_record_and_units_in_the_names():
     assert float(table[3]["speedup.ratio"]) == pytest.approx(RUN.records[3].speedup.ratio, rel=1e-8)
     assert table[5]["status"] == "skipped"
     assert table[5]["time.median_ms"] == ""
+
+
+def test_a_row_says_its_inputs_and_one_of_an_older_file_those_of_its_run():
+    settings = dataclasses.replace(RUN.settings, input="video")
+    own = dataclasses.replace(RUN.records[0], input="outliers")
+    run = dataclasses.replace(RUN, settings=settings, records=(own, RUN.records[1]))
+    for plan, inputs in ((RUN.plan or (planned(own),), ["outliers", "video"]), ((), ["outliers", None])):
+        assert [row["input"] for row in rows.rows(dataclasses.replace(run, plan=plan))] == inputs
+
+
+def planned(record):
+    return PlannedGroup(
+        group=record.group,
+        workload=record.workload,
+        case=record.case,
+        case_id=record.case_id,
+        backends=(record.backend,),
+    )
 
 
 def test_columns_are_those_of_any_run_in_one_order():

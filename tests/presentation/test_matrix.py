@@ -274,3 +274,11 @@ def test_means_stand_beside_medians_only_where_they_are_asked_for():
     usual, asked = (case_blocks(run, run.records, view=view)[0] for view in (None, View(columns=("mean",))))
     assert "mean" not in [column.key for column in usual.columns]
     assert [column.key for column in asked.columns] == ["backend", "mean"]
+
+
+def test_times_on_other_inputs_never_share_a_matrix_and_each_says_its_own():
+    first, second = shapes({"base": 100.0, "mine": 200.0}, {"base": 100.0, "mine": 200.0})
+    second = [dataclasses.replace(record, input="outliers") for record in second]
+    found = summary(run_of(first, second))
+    assert [len(matrix.rows) for matrix in found.matrices] == [1, 1]
+    assert ["input outliers" in matrix.conditions.words() for matrix in found.matrices] == [False, True]

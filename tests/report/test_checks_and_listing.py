@@ -50,6 +50,38 @@ def test_a_narrow_page_keeps_the_verdict():
     assert text.count(" wrong\n") == 2
 
 
+def test_bounds_of_the_relative_l1_and_the_worst_head_are_columns_where_a_backend_has_them():
+    case = make_case()
+    exact, coarse = error(4.1e-4), dataclasses.replace(error(3e-2), rel_l1=0.0381, head_rel_l1=0.0403)
+    coarse = dataclasses.replace(coarse, rel_l1_budget=0.042, head_rel_l1_budget=0.045)
+    rows = [
+        dataclasses.replace(
+            make_record(case, name, tflops=1.0), time=None, rate=None, input="outliers", errors={"out": one}
+        )
+        for name, one in (("exact", exact), ("coarse", coarse))
+    ]
+    lines = [line.split() for line in drawn(render_check, make_run(rows)).splitlines()]
+    assert lines[0][-2:] == ["input", "outliers"]
+    assert " ".join(lines[1]) == "backend output max abs budget rel L1 L1 budget worst head head budget RMSE 1 - cosine"
+    assert [
+        "coarse",
+        "out",
+        "3.0e-02",
+        "1.6e-03",
+        "3.8e-02",
+        "4.2e-02",
+        "4.0e-02",
+        "4.5e-02",
+        "3.1e-05",
+        "3.0e-06",
+        "ok",
+    ] in lines
+    narrow = drawn(render_check, make_run(rows), width=90)
+    assert "worst head" in narrow
+    assert "RMSE" not in narrow
+    assert "worst head" not in drawn(render_check, make_run(rows[:1]))
+
+
 def test_a_check_of_nothing_says_so():
     assert drawn(render_check, make_run([])).strip() == "nothing was checked"
 

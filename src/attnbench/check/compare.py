@@ -218,6 +218,8 @@ def compare(found: Mapping[str, Tensor], truth: Truth, budget: Budget) -> Compar
             rmse=off.rmse,
             cosine=off.cosine,
             budget=accepted.element,
+            rel_l1_budget=_known(accepted.rel_l1),
+            head_rel_l1_budget=_known(accepted.head_rel_l1),
             ok=not fault,
         )
     return Comparison(errors, faults)
@@ -281,6 +283,10 @@ def _fault(name: str, off: Deviation, accepted: Limits, shape: tuple[int, ...]) 
         if value is not None and value > most:
             return f"{name}: wrong values: relative L1{words} {value:.3g} (budget {most:.3g})"
     return None
+
+
+def _known(bound: float) -> float | None:
+    return bound if math.isfinite(bound) else None
 
 
 def _percent(share: float) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbench.record import Record, Run
-from attnbench.store.environments import device_name, environment_of, gpu_name
+from attnbench.store.environments import device_name, environment_of, gpu_name, input_of
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Machine, timer, cache state, regime and clock of some records."""
+    """Machine, inputs, timer, cache state, regime and clock of some records."""
 
     device: str | None
     gpu: str | None
@@ -19,17 +19,20 @@ class Conditions:
     timer: str | None
     l2: str | None
     regime: str | None
+    input: str | None
+    "values of the inputs (`--input`)"
     clock_mhz: tuple[float, float] | None
     "lowest and highest SM clock during sampling; None if it was not read"
 
     @property
     def key(self) -> tuple[str | None, ...]:
         """What must be equal within one table, except for the GPU, which has a column if there are several."""
-        return (self.device, self.timer, self.l2, self.regime)
+        return (self.device, self.timer, self.l2, self.regime, self.input)
 
     def words(self) -> list[str]:
-        """GPU (if there are several), timer, cache, regime and clock as texts; unknown ones are omitted."""
+        """GPU (if there are several), inputs (unless normal), timer, cache, regime and clock as texts, if known."""
         words = [] if self.gpu is None else [f"GPU {self.gpu}"]
+        words += [f"input {self.input}"] if self.input not in (None, "normal") else []
         words += [] if self.timer is None else [f"timer {self.timer}"]
         # On a CPU the regime is "cpu", and no clock or cache state is set.
         if self.regime is not None and self.regime != "cpu":
@@ -53,5 +56,6 @@ def conditions_of(run: Run, records: Sequence[Record]) -> Conditions:
         timer=time.timer if time else None,
         l2=time.l2 if time else None,
         regime=time.regime if time else None,
+        input=input_of(run, first),
         clock_mhz=(min(clocks), max(clocks)) if clocks else None,
     )

@@ -16,9 +16,14 @@ from attnbench.report.terminal import Terminal, decimal_aligned
 if TYPE_CHECKING:
     from rich.console import Console
 
-COLUMNS = ("backend", "output", "max abs", "budget", "rel L1", "RMSE", "1 - cosine", "")
-SPARE = ("RMSE", "1 - cosine")
-"Columns that are dropped on a narrow page."
+COLUMNS = (
+    *("backend", "output", "max abs", "budget", "rel L1", "L1 budget", "worst head", "head budget"),
+    *("RMSE", "1 - cosine", ""),
+)
+SPARE = ("worst head", "RMSE", "1 - cosine")
+"Columns that are dropped on a narrow page; the worst head (its relative L1) only if it has no budget."
+BOUNDS = ("L1 budget", "head budget")
+"Columns that are there if a backend has such a budget."
 ROOMY = 100
 "Least width in characters at which these columns fit."
 
@@ -65,13 +70,14 @@ class Checks:
 
 def _case(records: Sequence[Record], terminal: Terminal) -> None:
     first = records[0]
-    terminal.title(first.case_id + (f"  (replicate {first.replicate + 1})" if first.replicate else ""), "")
+    inputs = f"input {first.input}" if first.input not in (None, "normal") else ""
+    terminal.title(first.case_id + (f"  (replicate {first.replicate + 1})" if first.replicate else ""), inputs)
     rows = [row for record in records for row in error_rows(record)]
     if rows:
         texts = {name: decimal_aligned([row[name] for row in rows]) if name == "max abs" else
                  [row[name] for row in rows] for name in COLUMNS}  # fmt: skip
         table = terminal.table()
-        shown = [name for name in COLUMNS if terminal.width >= ROOMY or name not in SPARE]
+        shown = _shown(rows, roomy=terminal.width >= ROOMY)
         for name in shown:
             table.add_column(name, justify="left" if name in ("backend", "output", "") else "right", no_wrap=True)
         for index, row in enumerate(rows):
@@ -86,6 +92,17 @@ def _case(records: Sequence[Record], terminal: Terminal) -> None:
         terminal.item("note", note, "yellow")
 
 
+def _shown(rows: Sequence[dict[str, str]], *, roomy: bool) -> list[str]:
+    """Return the columns that the page has room for, without those of which no row has anything to say."""
+    said = {name for name in COLUMNS if any(row[name] for row in rows)}
+    needed = {"worst head"} if "head budget" in said else set()
+    return [
+        name
+        for name in COLUMNS
+        if (name in said or name not in (*BOUNDS, "worst head")) and (roomy or name not in SPARE or name in needed)
+    ]
+
+
 def error_rows(record: Record) -> list[dict[str, str]]:
     """Return texts of `COLUMNS`, one row per output or gradient; the first row has the backend."""
     return [
@@ -95,6 +112,9 @@ def error_rows(record: Record) -> list[dict[str, str]]:
             "max abs": _size(error.max_abs),
             "budget": _size(error.budget),
             "rel L1": _size(error.rel_l1),
+            "L1 budget": _if_any(error.rel_l1_budget),
+            "worst head": _if_any(error.head_rel_l1),
+            "head budget": _if_any(error.head_rel_l1_budget),
             "RMSE": _size(error.rmse),
             "1 - cosine": _size(_short_of_one(error)),
             "": "ok" if error.ok else "wrong",
@@ -106,6 +126,10 @@ def error_rows(record: Record) -> list[dict[str, str]]:
 def _short_of_one(error: Error) -> float | None:
     """Return 1 - cosine: cosines of right outputs are all 1.000, and only the difference is informative."""
     return None if error.cosine is None else max(0.0, 1.0 - error.cosine)
+
+
+def _if_any(value: float | None) -> str:
+    return "" if value is None else _size(value)
 
 
 def _size(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Find the environment in which a record was measured, and name its machine."""
+"""Find the environment in which a record was measured, name its machine, and say its inputs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ def environment_of(run: Run, record: Record) -> Environment | None:
     """Return the environment in which `record` was measured."""
     place = record.environment
     return run.environments[place] if place is not None and 0 <= place < len(run.environments) else None
+
+
+def input_of(run: Run, record: Record) -> str | None:
+    """Return the values of a record's inputs; None if they are unknown, as in another program's file."""
+    return record.input or (run.settings.input if run.plan else None)
 
 
 def device_name(environment: Environment | None) -> str | None:

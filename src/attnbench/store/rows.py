@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attnbench.record import Environment, Error, Memory, Rate, Record, Run, Speedup, Time, Work
+from attnbench.store.environments import input_of
 
 Row = dict[str, Any]
 
@@ -32,7 +33,7 @@ def columns(run: Run) -> list[str]:
     return [
         *("run.id", "run.suite", "run.started", "workload", "case_id", "group", "replicate"),
         *_named("case", (record.case for record in records)),
-        *("backend", "version", "config", "source_hash", "status", "reason", "notes"),
+        *("backend", "input", "version", "config", "source_hash", "status", "reason", "notes"),
         *(f"time.{name}" for name in (*_scalars(Time), "sm_mhz_median")),
         *(f"speedup.{name}" for name in _scalars(Speedup)),
         *(f"rate.{name}" for name in _scalars(Rate)),
@@ -54,6 +55,7 @@ def _flat(run: Run, record: Record) -> Row:
     row: Row = {"run.id": run.id, "run.suite": run.suite, "run.started": run.started}
     for field in dataclasses.fields(record):
         _put(row, field.name, getattr(record, field.name))
+    row["input"] = input_of(run, record)
     row["power_w.median"] = _median(record.power_w.watts if record.power_w else ())
     place = record.environment
     if place is not None and 0 <= place < len(run.environments):

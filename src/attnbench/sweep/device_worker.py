@@ -176,6 +176,7 @@ class DeviceWorker:
             case_id=group.case_id,
             group=group.group,
             backend=name,
+            input=settings.input,
             replicate=group.replicate,
             status=loss.status,
             reason=loss.reason,

@@ -156,6 +156,7 @@ class RecordBuilder:
             group=self.group.group,
             replicate=self.group.replicate,
             backend=self.name,
+            input=self.settings.input,
             version=version,
             config=self.config,
             source_hash=self.source_hash,

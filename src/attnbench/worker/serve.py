@@ -130,6 +130,7 @@ def _fit(record: Record) -> Record:
             group=record.group,
             replicate=record.replicate,
             backend=record.backend,
+            input=record.input,
             status=Status.FAILED,
             repro=record.repro,
             reason=without_paths(f"its record is refused: {' '.join(str(error).split())[:400]}"),
