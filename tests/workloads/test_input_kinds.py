@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from attnbench.check.reference import References
 from attnbench.errors import UsageError
+from attnbench.suites.load import load_suite
+from attnbench.suites.plan import Request, build
 from attnbench.suites.settings import check_input, parse_input
 from attnbench.workloads.attention import WORKLOAD as ATTENTION
 from attnbench.workloads.attention.inputs import make_inputs
@@ -128,16 +131,49 @@ def spoiled(value):
         ({"q": None}, "has no tensor q; tensors q, k, v"),
         ({"k": torch.randn(2, 1023, 2, 32)}, r"has k of shape \[2, 1023, 2, 32\]; \[2, 1024, 2, 32\]"),
         ({"v": torch.ones(2, 1024, 2, 32, dtype=torch.int32)}, "has v of dtype int32; a floating dtype"),
-        ({"q": spoiled(float("nan"))}, "has 32 elements of q that are NaN or infinite"),
+        ({"q": spoiled(float("nan"))}, r"has 32 elements of q that are NaN .*, the first at \[1, 5, 1, 0\]; finite"),
         ({"k": spoiled(float("inf"))}, "has 32 elements of k that are NaN or infinite"),
-        ({"v": spoiled(1e6)}, "has 32 elements of v that are NaN or infinite in the case's precision; finite values"),
-        ({"v": spoiled(0.0)}, "has 1 rows of v that are all 0; rows with a value other than 0"),
+        ({"v": spoiled(1e6)}, "has 32 elements of v that are NaN or infinite in the case's precision, the first"),
     ],
 )
 def test_captured_tensors_that_do_not_fit_are_refused_in_one_line(changed, words, saved):
     name = saved(**changed)
     with pytest.raises(UsageError, match="attention: input=captured.safetensors@.* " + words):
         inputs(name, dtype="fp16")
+
+
+def test_rows_of_zeros_are_taken_and_named(saved):
+    name = saved(v=spoiled(0.0))
+    assert inputs(name).notes == ("captured v: 1 of 4096 rows are all 0, the first at [1, 5, 1]",)
+    assert inputs("zeros").notes == inputs(saved()).notes == ()
+    case = SPARSE.case({"batch": 2, "seqlen": 1024, "nheads": 2, "headdim": 32, "dtype": "fp32"})
+    first, second = (SPARSE.inputs(case, seed=0, kind=kind, device="cpu") for kind in (saved(v=spoiled(0.0)), "normal"))
+    assert References(SPARSE, case, first, second).notes[0].startswith("captured v: 1 of 4096 rows are all 0")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_file_sets_the_shape_of_a_run(saved, dtype):
+    shapes = {"q": (1, 130, 4, 32), "k": (1, 200, 2, 32), "v": (1, 200, 2, 16)}
+    name = saved(**{one: torch.ones(shape, dtype=dtype) for one, shape in shapes.items()})
+    assert case_ids(name, "quick") == [
+        "b1-s130-k200-h4-kv2-d32-dv16-fp32-fwd",
+        "b1-s130-k200-h4-kv2-d32-dv16-fp32-causal-fwd",
+    ]
+    assert case_ids(name, "quick", seqlen=(130,)) == case_ids(name, "quick")
+    with pytest.raises(UsageError, match=r"attnbench: --seqlen=64,130 is not that of captured.safetensors@.*; 130$"):
+        case_ids(name, "quick", seqlen=(64, 130))
+    square = saved(**{one: torch.ones(1, 128, 2, 32, dtype=dtype) for one in "qkv"})
+    assert {one.partition("-64x64")[0] for one in case_ids(square, "sparse", causal=(False,))} == {
+        "b1-s128-h2-d32-fp32"
+    }
+    with pytest.raises(UsageError, match=r"has k of shape \[3\]; \[batch, rows, heads, dims\]"):
+        case_ids(saved(k=torch.ones(3)), "quick")
+
+
+def case_ids(name, suite, **axes):
+    settings = {"input": name}
+    request = Request(suite=load_suite(suite, "cpu"), device="cpu", axes=axes, settings=settings)
+    return [group.case_id for group in build(request, run_id="0badcafe", command="", started="").plan]
 
 
 def test_a_file_that_is_no_such_file(saved, tmp_path):

@@ -226,7 +226,7 @@ class References:
         lots = int.from_bytes(os.urandom(7))
         self.second = Reference(workload, case, second, draw=workload.draw(case, seed=lots, max_bytes=room // 8))
         note = draw.note(seed)
-        self.notes = [] if note is None else [note]
+        self.notes = [*workload.notes_of(first), *([] if note is None else [note])]
         precision = oracle_dtype(workload.result_dtype(case), self.device)
         if "64" not in str(precision):
             self.notes.append("oracle in fp32: this card's fp64 is slow")

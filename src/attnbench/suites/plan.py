@@ -69,7 +69,11 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
         files=request.files,
     )
     settled = settle("attnbench", dict(suite.settings), dict(request.settings))
-    cases = expand(suite, workload, request.axes)
+    asked = request.axes
+    if "input" in settled:
+        check_input(workload, settled["input"])
+        asked = of_file(workload, settled["input"], asked)
+    cases = expand(suite, workload, asked)
     chosen.check(cases)
     backends = {case_id: names for case_id, case in cases.items() if (names := chosen.names(case))}
     for case_id, names in backends.items():
@@ -79,7 +83,6 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
         raise NothingToRun(refusal(suite.who, "--skip", ",".join(request.skip), wrong, "less of it"))
     baseline = _baseline(chosen.baseline, list(backends.values()))
     settings = Settings(device=request.device, baseline=baseline, **settled)
-    check_input(workload, settings.input)
     if len(cases) * settings.replicates > MOST_GROUPS:
         wrong = f"times {len(cases)} cases are too many groups for one run"
         raise UsageError(refusal("attnbench", "--replicates", settings.replicates, wrong, f"at most {MOST_GROUPS}"))
@@ -105,6 +108,22 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
         layout=suite.layout,
         backend_files=tuple(Path(file).name for file in request.files),
     )
+
+
+def of_file(workload: Workload, kind: str, asked: Mapping[str, tuple[Any, ...]]) -> Mapping[str, tuple[Any, ...]]:
+    """Return the axes asked for, and the shape of captured inputs as if it was asked for.
+
+    Raises:
+        UsageError: the file cannot be read, or another shape is asked for; the message names the axis.
+    """
+    shape = {} if kind in workload.input_kinds else workload.captured_axes(kind)
+    for name, size in shape.items():
+        if name in asked and asked[name] != (size,):
+            given = ",".join(map(str, asked[name]))
+            raise UsageError(
+                refusal("attnbench", f"--{name.replace('_', '-')}", given, f"is not that of {kind}", str(size))
+            )
+    return {**asked, **{name: (size,) for name, size in shape.items()}}
 
 
 def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Workload(ABC, Generic[CaseT, InputsT]):
     input_kinds: ClassVar[tuple[str, ...]] = INPUT_KINDS
     "values that its inputs may have (`--input`)"
     captured: ClassVar[bool] = False
-    "whether its inputs may also come from a file"
+    "whether its inputs may also come from a file (`captured_axes`)"
     in_ranks: ClassVar[bool] = False
     "launches compute in other processes, which answer when their devices are idle"
 
@@ -228,6 +228,14 @@ class Workload(ABC, Generic[CaseT, InputsT]):
     @abstractmethod
     def inputs(self, case: CaseT, *, seed: int, kind: str, device: str | device) -> InputsT:
         """Return seeded inputs on the device; `kind` is in `input_kinds`, or a file if the workload allows it."""
+
+    def captured_axes(self, name: str) -> Mapping[str, int]:
+        """Return the axes that a file of captured inputs sets, without torch; only if the workload is `captured`."""
+        return {}
+
+    def notes_of(self, inputs: InputsT) -> Sequence[str]:
+        """Return what a record should say of these inputs."""
+        return ()
 
     @abstractmethod
     def oracle(

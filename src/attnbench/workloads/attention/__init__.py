@@ -5,7 +5,7 @@ Imports without torch; the methods that make or read tensors import what they ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,16 @@ class AttentionWorkload(Workload[AttentionCase, "AttentionInputs"]):
         from attnbench.workloads.attention.inputs import make_inputs
 
         return make_inputs(case, seed=seed, kind=kind, device=device)
+
+    def captured_axes(self, name: str) -> Mapping[str, int]:
+        """Return the shape of a file's tensors."""
+        from attnbench.workloads.attention.captured import axes_of
+
+        return axes_of(name)
+
+    def notes_of(self, inputs: AttentionInputs) -> Sequence[str]:
+        """Return which rows of captured tensors are all 0."""
+        return inputs.notes
 
     def oracle(
         self, variant: str, case: AttentionCase, inputs: AttentionInputs, *, dtype: torch_dtype, draw: Draw

@@ -1,12 +1,20 @@
-"""q, k and v captured from a model: a ``.safetensors`` file with tensors of these names in the workload's layout."""
+"""q, k and v captured from a model: a ``.safetensors`` file with tensors of these names in the workload's layout.
+
+Imports without torch, and a plan reads shapes without it.
+"""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from attnbench.errors import UsageError, refusal
 from attnbench.workloads.given_files import path_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 NAMES = ("q", "k", "v")
 
@@ -21,19 +29,60 @@ def read_captured(name: str, shapes: dict[str, tuple[int, ...]], dtype: torch.dt
 
     Raises:
         UsageError: the file does not exist or cannot be read; a tensor is missing, has another shape, is not floating,
-            is not finite in the case's precision, or has rows that are all 0.
+            or is not finite in the case's precision.
     """
+    with _opened(name, "pt") as file:
+        return {one: _checked(name, one, file.get_tensor(one), shapes[one], dtype) for one in NAMES}
+
+
+def axes_of(name: str) -> dict[str, int]:
+    """Return the axes that a file sets: the shape of its tensors, q [B, Sq, H, D], k [B, Sk, G, D] and v [B, Sk, G, Dv].
+
+    Raises:
+        UsageError: as `read_captured`, or a tensor has another number of dimensions.
+    """
+    with _opened(name, "numpy") as file:
+        shapes = {one: tuple(file.get_slice(one).get_shape()) for one in NAMES}
+    for one, shape in shapes.items():
+        if len(shape) != 4:
+            raise _wrong(name, f"has {one} of shape {list(shape)}", "[batch, rows, heads, dims]")
+    batch, seqlen, nheads, headdim = shapes["q"]
+    _, seqlen_k, nheads_kv, headdim_v = shapes["v"]
+    return {
+        "batch": batch,
+        "seqlen": seqlen,
+        "seqlen_k": seqlen_k,
+        "nheads": nheads,
+        "nheads_kv": nheads_kv,
+        "headdim": headdim,
+        "headdim_v": headdim_v,
+    }
+
+
+def zero_rows(tensors: dict[str, Tensor]) -> tuple[str, ...]:
+    """Return a note for each tensor with rows that are all 0: padding, whose scores are all equal."""
+    notes = []
+    for one, tensor in tensors.items():
+        rows = (tensor == 0).all(-1)
+        if count := int(rows.sum()):
+            first = rows.nonzero()[0].tolist()
+            notes.append(f"captured {one}: {count} of {rows.numel()} rows are all 0, the first at {first}")
+    return tuple(notes)
+
+
+@contextmanager
+def _opened(name: str, framework: str) -> Iterator[Any]:
     path = path_of("attention", "input", name)
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError:
         raise _wrong(name, "needs the package safetensors", "pip install safetensors") from None
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with safe_open(str(path), framework=framework) as file:
             there = set(file.keys())
             if missing := [one for one in NAMES if one not in there]:
                 raise _wrong(name, f"has no tensor {missing[0]}", f"tensors {', '.join(NAMES)}")
-            return {one: _checked(name, one, file.get_tensor(one), shapes[one], dtype) for one in NAMES}
+            yield file
     except (SafetensorError, OSError, ValueError) as error:
         raise _wrong(name, f"cannot be read ({type(error).__name__})", "a .safetensors file") from None
 
@@ -45,11 +94,9 @@ def _checked(name: str, one: str, tensor: Tensor, shape: tuple[int, ...], dtype:
         raise _wrong(name, f"has {one} of dtype {str(tensor.dtype).removeprefix('torch.')}", "a floating dtype")
     found = tensor.to(dtype)
     if bad := int((~found.isfinite()).sum()):
-        raise _wrong(
-            name, f"has {bad} elements of {one} that are NaN or infinite in the case's precision", "finite values"
-        )
-    if empty := int((found == 0).all(-1).sum()):
-        raise _wrong(name, f"has {empty} rows of {one} that are all 0", "rows with a value other than 0")
+        first = (~found.isfinite()).nonzero()[0].tolist()
+        words = f"has {bad} elements of {one} that are NaN or infinite in the case's precision, the first at {first}"
+        raise _wrong(name, words, "finite values")
     return found.contiguous()
 
 

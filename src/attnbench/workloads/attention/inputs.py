@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnbench import dtypes
 from attnbench.errors import UsageError, refusal, unknown
+from attnbench.workloads.attention.captured import read_captured, zero_rows
 from attnbench.workloads.attention.case import AttentionCase
 from attnbench.workloads.attention.kinds import KINDS, Grid, drawn_on, fill
 from attnbench.workloads.given_files import is_known
@@ -35,6 +36,8 @@ class AttentionInputs:
     max_seqlen_q: int
     "most queries of a sequence"
     max_seqlen_k: int
+    notes: tuple[str, ...] = ()
+    "for the record: what a file of captured tensors has that a user should know"
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor a backend reads, by name, without those that the case does not have."""
@@ -89,12 +92,11 @@ def make_inputs(
         cu_seqlens_k=_offsets(lengths_k, device) if case.packed else None,
         max_seqlen_q=max(lengths_q),
         max_seqlen_k=max(lengths_k),
+        notes=zero_rows(taken),
     )
 
 
 def _captured(case: AttentionCase, name: str) -> dict[str, Tensor]:
-    from attnbench.workloads.attention.captured import read_captured
-
     if case.packed:
         raise UsageError(refusal("attention", "lengths", case.lengths, "does not go with captured tensors", "full"))
     shapes: dict[str, tuple[int, ...]] = {

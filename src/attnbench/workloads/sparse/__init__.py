@@ -5,7 +5,7 @@ Imports without torch; the methods that make or read tensors import what they ne
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,16 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
         from attnbench.workloads.sparse.inputs import make_inputs
 
         return make_inputs(case, seed=seed, kind=kind, device=device)
+
+    def captured_axes(self, name: str) -> Mapping[str, int]:
+        """Return the shape of a file's tensors."""
+        from attnbench.workloads.attention.captured import axes_of
+
+        return {axis: size for axis, size in axes_of(name).items() if axis != "headdim_v"}
+
+    def notes_of(self, inputs: SparseInputs) -> Sequence[str]:
+        """Return which rows of captured tensors are all 0."""
+        return inputs.notes
 
     def oracle(
         self, variant: str, case: SparseCase, inputs: SparseInputs, *, dtype: torch_dtype, draw: Draw

@@ -21,6 +21,8 @@ class SparseInputs:
     k: Tensor
     v: Tensor
     block_map: Tensor
+    notes: tuple[str, ...] = ()
+    "as those of softmax attention"
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor a backend reads, by name."""
@@ -50,4 +52,4 @@ def make_inputs(case: SparseCase, *, seed: int, kind: str, device: str | torch.d
     grid = case.thw if case.grid else None
     values = dense_inputs.make_inputs(case.dense, seed=seed, kind=kind, device=device, grid=grid)
     blocks = torch.from_numpy(block_map(case).copy()).to(device)
-    return SparseInputs(q=values.q, k=values.k, v=values.v, block_map=blocks)
+    return SparseInputs(q=values.q, k=values.k, v=values.v, block_map=blocks, notes=values.notes)
