@@ -175,6 +175,22 @@ def test_an_older_layout_has_stdout_alone_where_it_is_asked_for(attnbench, sweep
     assert "Implementation" in attnbench("compare --device cpu --layout seed-004").out
 
 
+def test_a_layout_of_pictures_draws_them_beside_the_run_file(attnbench, sweep, monkeypatch):
+    pytest.importorskip("vl_convert")
+    words = "run sparse-length --seqlen 512 --device cpu --layout seed-003"
+    answer = attnbench(words)
+    assert "seq_len 512, causal false, sparsity 0 %" in answer.out
+    [run] = Path("results").glob("*.json")
+    assert f"written: results/{run.name}, results/{run.stem}\n" in answer.err
+    drawn = {str(file.relative_to(run.with_suffix(""))) for file in run.with_suffix("").rglob("*.png")}
+    pictures = {f"{metric}_causal_{mask}.png" for metric in ("time_ms", "tflops") for mask in ("false", "true")}
+    assert {f"seq_len_plots{end}/{one}" for end in ("", "_30") for one in pictures} <= drawn
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    answer = attnbench(words + " --no-save")
+    assert answer.code == 0
+    assert "module=vl_convert is not installed; pip install vl-convert-python; the run can be drawn later" in answer.err
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

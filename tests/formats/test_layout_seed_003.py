@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 import zlib
@@ -219,6 +220,17 @@ def test_how_maps_came_about_is_said():
     assert "seed-003: map given: pattern random, blocks 64x64, seed 0" in notes
     assert "seed-003: map predicted by SpargeAttn: simthreshd1 0, cdfthreshd 0.7, pvthreshd 50" in notes
     assert notes[-1] == "seed-003: SpargeAttn's defaults (sim 0.6, cdf 0.98) skip nothing on random data"
+
+
+def test_inputs_that_are_not_normal_are_said_and_have_lines_of_their_own(tmp_path):
+    pytest.importorskip("vl_convert")
+    rows = [record("flash-sparse", 1.0), record("flash-sparse", 2.0)]
+    run = imported_run("mine", "x", [rows[0], dataclasses.replace(rows[1], input="video")])
+    points = _points(run)
+    assert [point.input for point in points] == ["", "video"]
+    assert _lines("seqlen", points) == ["flash-sparse", "flash-sparse, input video"]
+    LAYOUT.write(run, tmp_path)
+    assert {one.input for one in LAYOUT.read(tmp_path).records} == {None, "video"}
 
 
 def test_a_run_without_such_problems_is_refused():

@@ -95,7 +95,7 @@ def plan_and_execute(args: argparse.Namespace, verb: str, plan: Callable[[], Run
             written, _ = _written(growing.run, asked)
             there = f"; what was measured is in {', '.join(written)}" if written else ""
             raise UsageError(f"{error}{there}") from None
-    _finish(run, kept, asked, output, shown, layout)
+    _finish(run, kept, asked, output, shown, layout, pictures=path.with_suffix(""))
     return run
 
 
@@ -188,7 +188,14 @@ def _show_finished(growing: _Growing, bar: Bar) -> None:
 
 
 def _finish(
-    run: Run, path: Path | None, asked: dict[str, str], output: Output, shown: Shown | None, layout: Layout | None
+    run: Run,
+    path: Path | None,
+    asked: dict[str, str],
+    output: Output,
+    shown: Shown | None,
+    layout: Layout | None,
+    *,
+    pictures: Path,
 ) -> None:
     from attnbench.cli.formats import write_format
 
@@ -203,6 +210,8 @@ def _finish(
     finally:  # even if the reader of the table closes the pipe
         files, failed = _written(run, asked)
         written += files
+        if layout is not None and layout.pictures:
+            written += _drawn(run, layout, pictures, output)
         missed = None if path is None else _keep(path)
     for name, target in asked.items():
         if target == "-":
@@ -216,6 +225,16 @@ def _finish(
         output.note(missed)
     if failed is not None:
         raise failed
+
+
+def _drawn(run: Run, layout: Layout, folder: Path, output: Output) -> list[str]:
+    """Write a layout's pictures; say instead why there are none."""
+    try:
+        layout.write(run, folder)
+    except AttnbenchError as error:
+        output.note(f"{error}; the run can be drawn later: attnbench export {run.id} --layout {layout.name} --to DIR")
+        return []
+    return [str(folder)]
 
 
 def _written(run: Run, asked: Mapping[str, str]) -> tuple[list[str], AttnbenchError | None]:

@@ -234,7 +234,7 @@ def add_view(parser: Parser, *, layout: bool = True) -> None:
             metavar="NAME",
             help=(
                 "print the output of an older script (`attnbench list layouts`) instead of attnbench's table, which "
-                "moves to stderr (default: none)"
+                "moves to stderr; its pictures go to a folder beside the run file (default: none)"
             ),
         )
 

@@ -26,6 +26,8 @@ class Layout(ABC):
     title: ClassVar[str]
     workloads: ClassVar[tuple[str, ...]] = ()
     "workloads of runs that it can write; empty: any"
+    pictures: ClassVar[bool] = False
+    "its script drew pictures: `run --layout` writes them beside the run file"
 
     @abstractmethod
     def write(self, run: Run, path: str | Path) -> list[Path]:

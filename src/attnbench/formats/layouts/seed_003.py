@@ -26,6 +26,7 @@ from typing import Any
 from attnbench.errors import RunFileError, Unavailable, UsageError, refusal
 from attnbench.formats.layouts.base import Layout, imported_record, imported_run, imported_time, mean_of, timed
 from attnbench.record import Record, Run
+from attnbench.store.environments import input_of
 from attnbench.store.files import is_file, is_folder, write_bytes
 
 NAME, WORKLOADS = "seed-003", ("sparse", "attention")
@@ -63,6 +64,8 @@ class Point:
     "of the case; empty if it has none"
     block: str = ""
     map_seed: int = 0
+    input: str = ""
+    "values of q, k and v; empty if they are normal, as the seed's, or unknown"
 
     @property
     def time_ms(self) -> float:
@@ -81,6 +84,7 @@ class Seed003(Layout):
 
     name = NAME
     workloads = WORKLOADS
+    pictures = True
     title = "a folder: seq_len_plots/, seq_len_plots_30/, sparge_sparsity_plots/ with PNG of time and TFLOP/s"
 
     def write(self, run: Run, path: str | Path) -> list[Path]:
@@ -135,7 +139,9 @@ def _points(run: Run) -> list[Point]:
     Raises:
         UsageError: there is no such record.
     """
-    points = [_point(record) for record in timed(run.records) if record.workload in WORKLOADS and _fits(record.case)]
+    points = [
+        _point(run, record) for record in timed(run.records) if record.workload in WORKLOADS and _fits(record.case)
+    ]
     if not points:
         raise UsageError(
             refusal(
@@ -154,7 +160,7 @@ def _fits(case: Mapping[str, Any]) -> bool:
     return sizes and case.get("seqlen_k") == case["seqlen"] and case.get("mode", "fwd") == "fwd"
 
 
-def _point(record: Record) -> Point:
+def _point(run: Run, record: Record) -> Point:
     case, work = record.case, record.work
     name, _, short = record.backend.partition("[")
     if name == "dense":
@@ -181,6 +187,7 @@ def _point(record: Record) -> Point:
         pattern=str(case.get("pattern") or ""),
         block=str(case.get("block") or ""),
         map_seed=int(case.get("map_seed") or 0),
+        input=inputs if (inputs := input_of(run, record) or "normal") != "normal" else "",
     )
 
 
@@ -236,6 +243,7 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
     except ImportError:
         raise Unavailable(f"{NAME}: module=vl_convert is not installed; pip install vl-convert-python") from None
     ways = sorted({point.map for point in points if point.map})
+    inputs = sorted({point.input for point in points if point.input})
     first = points[0]
     shape = ", ".join(
         f"{name} {', '.join(map(str, sorted({getattr(point, name) for point in points})))}"
@@ -257,7 +265,7 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
                 "mark": {"type": "line", "point": True},
                 "title": {
                     "text": f"{METRICS[metric]}, causal {str(first.causal).lower()}: {shape}",
-                    "subtitle": [*ways[:6], DEFAULTS],
+                    "subtitle": [*ways[:6], *(f"input {one}" for one in inputs), DEFAULTS],
                 },
                 "encoding": {
                     "x": {"field": "x", "type": "quantitative", "title": title, "scale": scale, "axis": axis},
@@ -288,7 +296,7 @@ def _lines(x: str, points: Sequence[Point]) -> list[str]:
         return str(getattr(point, name)) if name != "map" or given else ""
 
     shown = []
-    for name in ("batch", "nheads", "headdim", "dtype", "map"):
+    for name in ("batch", "nheads", "headdim", "dtype", "input", "map"):
         there: dict[tuple[str, float], set[str]] = {}
         for point in points:
             there.setdefault((point.series, point.seqlen), set()).add(value(point, name))
@@ -411,7 +419,8 @@ def _record(point: Point) -> Record:
         workload="sparse",
         counters={"density": 1 - point.actual_sparsity / 100},
     )
-    return replace(record, notes=(*record.notes, *([point.map] if point.map else [])))
+    notes = (*record.notes, *([point.map] if point.map else []))
+    return replace(record, notes=notes, input=point.input or None)
 
 
 LAYOUT = Seed003()
