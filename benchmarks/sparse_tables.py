@@ -6,6 +6,9 @@ from typing import Any
 
 from attnbench.presentation import sparse
 from attnbench.record import Record, Run
+from attnbench.store.derive import speedup_of
+
+OURS = ("flash-quant", "flash-sparse", "flash-sparse-quant")
 
 
 def peer_rows(run: Run) -> list[list[str]]:
@@ -35,6 +38,35 @@ def cases(run: Run, *names: str) -> list[tuple[tuple[Any, ...], dict[str, Record
         if record.time and record.time.median_ms:
             found.setdefault(tuple(record.case[name] for name in names), {})[record.backend] = record
     return sorted(found.items())
+
+
+def ours_rows(quant: Run, mapped: Run) -> list[list[str]]:
+    """A row a kernel of ours and shape, as `kernel_tables.ours_rows` has them.
+
+    Args:
+        quant: of the suite `quant`; causal cases of 128 dims from 4096 rows on are shown.
+        mapped: of the suite `sparse`, one map; rates are those of the map's FLOPs.
+    """
+    long = [
+        one for one in quant.records if one.case["headdim"] == 128 and one.case["causal"] and one.case["seqlen"] >= 4096
+    ]
+    found = []
+    for records in (long, mapped.records):
+        for own in records:
+            if own.backend not in OURS or not own.rate:
+                continue
+            peers = [one for one in records if one.case_id == own.case_id and one.rate and not _own(one.backend)]
+            peer = max(peers, key=lambda one: one.rate.tflops)
+            case, ratio = own.case, speedup_of(peer, own).ratio
+            end = f"-density{case['density']:g}" if "density" in case else "-causal"
+            shape = f"d{case['headdim']}-s{case['seqlen']}{end}"
+            rates = f"{own.rate.tflops:.0f}", f"`{peer.backend}`", f"{peer.rate.tflops:.0f}"
+            found.append([f"`{own.backend}` fwd", shape, *rates, f"{ratio:.2f}"])
+    return found
+
+
+def _own(backend: str) -> bool:
+    return backend in (*OURS, "flash-triton") or backend.startswith("dense[")
 
 
 def backends_of(run: Run) -> list[str]:

@@ -727,6 +727,8 @@ OURS = {
     "dense fwd": "hstu-dense-fwd-h200.json",
     "dense bwd": "hstu-dense-bwd-h200.json",
     "sparse fwd": "hstu-bsa-fwd-h200.json",
+    "quant": "quant-h200.json",
+    "mapped": "sparse-cudnn-bsa-h200.json",
 }
 """Run files of the README's first table."""
 
@@ -734,17 +736,15 @@ OURS = {
 def our_kernels(say: Say, *paths: Path) -> str:
     """Each of our kernels beside the fastest peer of its group."""
     import kernel_tables
+    import sparse_tables
 
     from attnbench.record import to_dict
 
     runs = dict(zip(OURS, map(kernel_tables.load, paths), strict=True))
+    rows = kernel_tables.ours_rows(runs) + sparse_tables.ours_rows(runs["quant"], runs["mapped"])
     words = ("kernel", "shape", "TFLOP/s", "fastest other", "TFLOP/s", "ours over it")
     return "\n".join(
-        [
-            markdown([say(word) for word in words], kernel_tables.ours_rows(runs)),
-            "",
-            where(to_dict(runs["flash fwd"].environments[0]), say),
-        ]
+        [markdown([say(word) for word in words], rows), "", where(to_dict(runs["flash fwd"].environments[0]), say)]
     )
 
 

@@ -1,10 +1,16 @@
-"""Tables of sparse and quantised attention, from made-up records."""
+"""Tables of sparse and quantised attention, from made-up records and committed runs."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import sparse_tables
+
+from attnbench.store.runfile import read as load
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def record(backend, ms, *, flops=10**12, dense_flops=None, ratio=None, kernel_ms=None, **case):
@@ -68,3 +74,17 @@ def test_kernels_timed_apart_stand_beside_their_op():
         ["`sage2`", "128", "yes", "0.0371", "0.0400"],
         ["`sdpa-cudnn`", "128", "yes", "0.0371", ""],
     ]
+
+
+def test_ours_stand_beside_the_fastest_other_that_is_neither_ours_nor_dense():
+    quant = load(RESULTS / "quant-h200.json")
+    mapped = load(RESULTS / "sparse-cudnn-bsa-h200.json")
+    rows = sparse_tables.ours_rows(quant, mapped)
+    assert [(row[0], row[1], row[3]) for row in rows] == [
+        ("`flash-quant` fwd", "d128-s4096-causal", "`fa3-fwd`"),
+        ("`flash-quant` fwd", "d128-s16384-causal", "`fa3-fwd`"),
+        ("`flash-sparse` fwd", "d128-s32768-density0.2", "`sparse-flash-attn-4`"),
+        ("`flash-sparse-quant` fwd", "d128-s32768-density0.2", "`sparse-flash-attn-4`"),
+    ]
+    for _, _, own, _, peer, ratio in rows:  # the median of ratios within rounds, not the ratio of medians
+        assert float(ratio) == pytest.approx(float(own) / float(peer), rel=0.03)
