@@ -7,7 +7,7 @@ a line each where a shape has them; what a shape reaches is the best of them.
     python benchmarks/flash.py --out benchmarks/results/flash-h200.json
     python benchmarks/flash.py --ours flash-triton --out /tmp/default.json
     python benchmarks/flash.py --modes fwd --headdim 128 --seqlen 4096 --out /tmp/flash.json
-    python benchmarks/flash.py --ours flash-triton --modes bwd --peers sdpa-cudnn,flash-attn-3 --out /tmp/bwd.json
+    python benchmarks/flash.py --ours flash-triton --modes bwd --peers sdpa-cudnn --out /tmp/bwd.json
     python benchmarks/flash.py --device cpu --ours sdpa-flash --peers eager --modes fwd --out /tmp/cpu.json
 """
 
@@ -26,6 +26,8 @@ from attnbench.stats.ratio import paired_ratio
 from attnbench.store.runfile import write
 
 CUDNN, FA2, FA3, FA3_BACKWARD = "sdpa-cudnn", "sdpa-flash", "fa3-fwd", "flash-attn-3"
+PEERS = {"fwd": (CUDNN, FA2, FA3), "bwd": (CUDNN, FA3_BACKWARD), "fwd-bwd": (CUDNN, FA3_BACKWARD)}
+"""What ours is measured beside, by mode; the first is the baseline."""
 FORMS = (
     "m128n128w8s2-tma-pp",
     "m128n128w8s2-tma-pp-persistent",
@@ -49,19 +51,17 @@ class Bar:
 
 
 def bar_of(mode: str, headdim: int, seqlen: int) -> Bar:
-    """The bar of a row: of a forward cuDNN at length and FlashAttention 2 below, of 256 dims 0.9 of the better.
+    """The bar of a row: of a forward a share of FlashAttention 3, lower where dims are no power of two.
 
-    Of a backward cuDNN, of 256 dims 0.9 of it, and 0.95 of FlashAttention 3 built from its source.
+    Of a backward cuDNN, of 256 dims 0.9 of it, and up to 128 dims 0.95 of FlashAttention 3 built from its source.
     """
     if mode != "fwd" and headdim == 256:
         return Bar({CUDNN: 0.9}, {CUDNN: 1.0})
     if mode != "fwd":
         return Bar({CUDNN: 1.0, FA3_BACKWARD: 0.95}, {CUDNN: 1.1})
-    if headdim == 256:
-        return Bar({CUDNN: 0.9, FA3: 0.9, FA2: 0.9 if seqlen >= 4096 else 1.0}, {FA3: 1.0})
-    if seqlen >= 4096:
-        return Bar({CUDNN: 1.0}, {FA3: 1.0})
-    return Bar({FA2: 1.0}, {CUDNN: 1.0})
+    if seqlen < 4096:
+        return Bar({FA3: 0.98}, {FA3: 1.0})
+    return Bar({FA3: 0.97 if headdim in (64, 128, 256) else 0.95}, {FA3: 1.0})
 
 
 @dataclass(frozen=True)
@@ -83,18 +83,19 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """The row against its bar, of the peers that were measured."""
+        """The row against its bar; it is reached only where all of its peers were measured."""
         bar = bar_of(self.mode, self.headdim, self.seqlen)
         if self.ours is None:
             return "not measured"
-        reached = [self._reached(part) for part in (bar.least, bar.aim)]
-        if reached[0] is False:
+        if any(self._room(bar.least, peer) < 1 for peer in bar.least):
             return "BELOW THE BAR"
-        return "aim reached" if reached[1] else "bar reached" if reached[0] else "no bar measured"
+        if missing := [peer for peer in bar.least if peer not in self.peers]:
+            return f"bar not measured: no {', '.join(missing)}"
+        return "aim reached" if all(self._room(bar.aim, peer) >= 1 for peer in bar.aim) else "bar reached"
 
-    def _reached(self, part: Mapping[str, float]) -> bool | None:
-        found = [self.peers[peer][1] >= ratio for peer, ratio in part.items() if peer in self.peers]
-        return all(found) if found else None
+    def _room(self, part: Mapping[str, float], peer: str) -> float:
+        """Ours over what is wanted of a peer; not a number of one that was not measured."""
+        return self.peers[peer][1] / part[peer] if peer in self.peers else float("nan")
 
 
 def ratio_of(peer: Record, ours: Record) -> tuple[float, float | None, float | None]:
@@ -197,7 +198,9 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=",".join(["flash-triton", *(f"flash-triton[{form}]" for form in FORMS)]),
         help="comma list of selectors: flash-triton[SHORT] is one configuration",
     )
-    parser.add_argument("--peers", default=f"{CUDNN},{FA2},{FA3}", help="comma list; the first is the baseline")
+    parser.add_argument(
+        "--peers", default="", help="comma list, the first the baseline; those of the mode's bars if empty"
+    )
     parser.add_argument("--modes", default="fwd,bwd")
     parser.add_argument("--seqlen", default="", help="comma list out of the suite's")
     parser.add_argument("--headdim", default="", help="comma list out of the suite's")
@@ -208,7 +211,7 @@ def arguments_of(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print, and write one run file with all modes."""
     args = arguments_of(arguments)
-    ours, peers = args.ours.split(","), args.peers.split(",")
+    ours = args.ours.split(",")
     whole, rows = None, []
     axes: dict[str, Any] = {
         name: [int(value) for value in given.split(",")]
@@ -216,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given
     }
     for mode in args.modes.split(","):
-        mine = of_mode(ours, mode)
+        mine, peers = of_mode(ours, mode), args.peers.split(",") if args.peers else PEERS[mode]
         result = attnbench.run(
             args.suite,
             device=args.device,

@@ -19,7 +19,7 @@ import attnbench
 from attnbench.record import Record, Run
 from attnbench.store.runfile import write
 
-BAR = 0.9
+BAR, AIM = 0.9, 0.95
 SHAPES = ((512, 4, 128), (2048, 4, 128), (8192, 4, 128), (2048, 8, 64), (8192, 8, 64))
 "Longest sequence, heads, dims."
 

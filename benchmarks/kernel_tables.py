@@ -65,10 +65,6 @@ LADDER = {
 """Steps of the flash forward by head dim; of what a race of them has measured, each is held against the one before."""
 
 
-FLASH_PEERS = {"fwd": (flash.CUDNN, flash.FA2, flash.FA3), "bwd": (flash.CUDNN, flash.FA3_BACKWARD)}
-"Columns of the tables of our FlashAttention, by mode."
-
-
 def flash_rows(run: Run, mode: str, ours: str = "flash-triton") -> list[list[str]]:
     """A row a shape of one mode: dims, length, mask, TFLOP/s of ours and the peers, then the bar and the aim."""
     found = []
@@ -76,7 +72,7 @@ def flash_rows(run: Run, mode: str, ours: str = "flash-triton") -> list[list[str
         if row.mode != mode:
             continue
         bar = flash.bar_of(row.mode, row.headdim, row.seqlen)
-        peers = [_tflops(row.peers[name][0]) if name in row.peers else "" for name in FLASH_PEERS[mode]]
+        peers = [_tflops(row.peers[name][0]) if name in row.peers else "" for name in flash.PEERS[mode]]
         found.append(
             [
                 str(row.headdim),
@@ -94,10 +90,7 @@ def flash_rows(run: Run, mode: str, ours: str = "flash-triton") -> list[list[str
 def few_rows(run: Run) -> list[list[str]]:
     """A row a case of dense HSTU: dims, rows, rounds over 132 SMs of tiles of 128 rows, both times, and the gain."""
     found = []
-    groups: dict[str, list[Record]] = {}
-    for record in run.records:
-        groups.setdefault(record.group, []).append(record)
-    for records in groups.values():
+    for records in groups(run).values():
         case = records[0].case
         by_rows = {
             rows: one
@@ -364,6 +357,14 @@ def clock(run: Run, mode: str) -> str:
 def load(path: Path) -> Run:
     """The run of a file."""
     return read(path)
+
+
+def groups(run: Run) -> dict[str, list[Record]]:
+    """Records by their group."""
+    found: dict[str, list[Record]] = {}
+    for record in run.records:
+        found.setdefault(record.group, []).append(record)
+    return found
 
 
 def _tflops(value: float | None) -> str:

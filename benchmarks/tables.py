@@ -563,10 +563,11 @@ def flash_kernels(mode: str) -> Callable[..., str]:
     """Our FlashAttention beside its peers, in one mode."""
 
     def render(say: Say, *paths: Path) -> str:
+        import flash
         import kernel_tables
 
         runs = [kernel_tables.load(path) for path in paths]
-        peers = [f"`{name}`" for name in kernel_tables.FLASH_PEERS[mode]]
+        peers = [f"`{name}`" for name in flash.PEERS[mode]]
         words = ("head dim", "length", "mask", "ours", *peers, "bar", "met", "aim", "met")
         rows = [row for run in runs for row in kernel_tables.flash_rows(run, mode)]
         return measured_kernels(say, words, rows, runs[0], kernel_tables.clock(runs[0], mode))
@@ -731,6 +732,27 @@ OURS = {
     "mapped": "sparse-cudnn-bsa-h200.json",
 }
 """Run files of the README's first table."""
+
+
+SPEED = OURS | {
+    "flash fwd 96": "flash-double-96-h200.json",
+    "flash sweep": "suite-flash-sweep-h200.json",
+    "few tiles 64": "suite-few-tiles-64-h200.json",
+    "few tiles 96": "suite-few-tiles-96-h200.json",
+    "few tiles 128": "suite-few-tiles-128-h200.json",
+    "decode": "suite-decode-h200.json",
+    "uneven": "hstu-jagged-h200.json",
+    "few queries": "hstu-paged-h200.json",
+    "sparse 16384": "hstu-bsa-16384-h200.json",
+}
+"""Run files in which our kernels are held against what is wanted of them."""
+
+
+def speed(say: Say, *paths: Path) -> str:
+    """Each wish: where it was measured, the worst and the best row, and how many reach bar and aim."""
+    import speed_tables
+
+    return markdown([say(word) for word in speed_tables.HEAD], speed_tables.rows(dict(zip(SPEED, paths, strict=True))))
 
 
 def our_kernels(say: Say, *paths: Path) -> str:
@@ -1106,6 +1128,7 @@ TABLES = {
     "known-answers-h200": Table(("precision-h200.json",), known_answers),
     "overhead-h200": Table(("overhead-h200.json",), overhead),
     "ours-h200": Table(tuple(OURS.values()), our_kernels),
+    "speed-h200": Table(tuple(SPEED.values()), speed),
     "flash-fwd-h200": Table(("flash-fwd-h200.json",), flash_kernels("fwd")),
     "flash-bwd-h200": Table(tuple(f"flash-bwd{dims}-h200.json" for dims in ("", "-96", "-256")), flash_kernels("bwd")),
     "hstu-few-h200": Table(
