@@ -212,7 +212,7 @@ def test_markdown_begins_with_the_sentence_and_the_matrix():
     assert "**flash-attn-3 is fastest in 2 of 2 cases; " in before
     table = [line for line in before.splitlines() if line.startswith("|")]
     assert table[0] == "| case | sdpa-flash | flash-attn-3 | flex |"
-    assert re.fullmatch(r"\| s512 \| [\d.]+ \| \*\*[\d.]+\*\* \| [\d.]+ \|", table[2])
+    assert re.fullmatch(r"\| s512 \| [\d.]+ h21.0 \| \*\*[\d.]+\*\* h21.0 \| [\d.]+ \|", table[2])
     assert table[3].endswith("| oom |")
     assert "- **oom** flex (s1024" in before or "- **oom** flex (b1-s1024" in before
     single = exports.load_exporter("md").render(derive(make_run(make_group(make_case())))).decode()

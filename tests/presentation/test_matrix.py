@@ -282,3 +282,67 @@ def test_times_on_other_inputs_never_share_a_matrix_and_each_says_its_own():
     found = summary(run_of(first, second))
     assert [len(matrix.rows) for matrix in found.matrices] == [1, 1]
     assert ["input outliers" in matrix.conditions.words() for matrix in found.matrices] == [False, True]
+
+
+def host_run(host_ms, tflops=300.0):
+    """Two lengths; of the first, `mine` takes the host `host_ms` a call."""
+    groups = shapes({"base": 200.0, "mine": tflops}, {"base": 200.0, "mine": tflops})
+
+    def record(group, index):
+        one = groups[group][index]
+        return dataclasses.replace(
+            one, time=dataclasses.replace(one.time, host_ms=None if (group, index) != (0, 1) else host_ms)
+        )
+
+    return run_of(*([record(group, index) for index in range(2)] for group in range(2)))
+
+
+def test_a_host_that_is_slower_than_the_kernels_stands_behind_their_time():
+    (matrix,) = summary(host_run(0.9)).matrices
+    cells = [row.cells["mine"] for row in matrix.rows]
+    assert matrix.title.startswith("median µs")
+    assert [cell.host for cell in cells] == ["900", ""]
+    assert matrix.legend == matrix.marks | {"h…": "host time of a call, longer than its kernels run"}
+    (matrix,) = summary(host_run(0.9), View(("tflops",))).matrices
+    assert {cell.host for row in matrix.rows for cell in row.cells.values()} == {""}
+    assert matrix.legend == matrix.marks
+
+
+def test_a_host_that_waits_for_a_full_queue_is_not_shown():
+    (matrix,) = summary(host_run(0.9)).matrices
+    median = matrix.rows[0].cells["mine"].value / 1e3
+    for factor, shown in ((1.0, False), (1.04, False), (1.06, True)):
+        (matrix,) = summary(host_run(factor * median)).matrices
+        assert bool(matrix.rows[0].cells["mine"].host) is shown
+    (matrix,) = summary(host_run(None)).matrices
+    assert matrix.legend == matrix.marks
+
+
+def test_every_form_of_the_matrix_shows_the_host():
+    import io
+    import re
+
+    from rich.console import Console
+
+    from attnbench.formats.exports import md
+    from attnbench.report.html.content import texts_of
+    from attnbench.report.matrix import print_matrix
+    from attnbench.report.terminal import Terminal
+
+    run = host_run(0.9)
+    (matrix,) = summary(run).matrices
+    number = matrix.rows[0].cells["mine"].text
+    out = io.StringIO()
+    print_matrix(matrix, Terminal(Console(file=out, width=100)))
+    lines = out.getvalue().splitlines()
+    row = next(line for line in lines if line.lstrip().startswith("s512"))
+    assert re.search(rf"{number}\* +h900", row), row
+    assert len({len(line.rstrip()) for line in lines if line.lstrip().startswith(("s512", "s1024"))}) <= 2
+    assert "h… host time of a call" in lines[-1]
+    first, second = texts_of(matrix)["mine"]
+    assert first.endswith(" h900")
+    assert "h" not in second
+    assert len(first.partition(".")[2]) == len(second.partition(".")[2])
+    text = md.EXPORTER.render(run).decode()
+    assert f"**{number}** h900" in text
+    assert "h…: host time of a call, longer than its kernels run" in text

@@ -22,6 +22,10 @@ Place = tuple[str, str]
 """Key of a row: the case, and the GPU if there are several."""
 BEST, SAME, UNCLEAR = "*", "=", "?"
 MARKS = {BEST: "fastest", SAME: "the same as the fastest", UNCLEAR: "not distinguished from it"}
+HOST = "h…"
+"In a legend: the host's time of a call after its number, as `h402`."
+HOST_SLOWER = 1.05
+"Host time over the median from which it is shown: a host that waits for a full queue takes as long as the kernels."
 MOST_LEFT = 3
 "Groups without a record that are named."
 OFTEN = 2
@@ -41,6 +45,8 @@ class Cell:
     "one of `MARKS`, or empty"
     value: float | None = None
     "the number behind the text, in the matrix's unit; None if there is none"
+    host: str = ""
+    "host time of a call in the matrix's unit, if it is longer than the kernels run"
 
     @property
     def is_gap(self) -> bool:
@@ -81,6 +87,12 @@ class Matrix:
         """The marks that occur, and their meanings."""
         used = {cell.mark for row in self.rows for cell in row.cells.values()}
         return {mark: words for mark, words in MARKS.items() if mark in used}
+
+    @property
+    def legend(self) -> dict[str, str]:
+        """The marks that occur, and what numbers behind a cell are."""
+        hosts = any(cell.host for row in self.rows for cell in row.cells.values())
+        return self.marks | ({HOST: "host time of a call, longer than its kernels run"} if hosts else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +139,8 @@ def summary(run: Run, view: View | None = None) -> Summary:
             place = case_of(line.record), line.cells.get("gpu", "")
             rows.setdefault(place, {})[backend_name(line.record)] = Cell(
                 line.cells.get(shown, ""), marks.get((case_of(line.record), line.record.backend), ""),
-                None if value is None else value * unit)  # fmt: skip
+                None if value is None else value * unit,
+                _host(line.record, unit) if shown in ("median", "mean") else "")  # fmt: skip
         matrices.append(_matrix(run, titles.get(shown, shown), block.conditions, records, rows))
         notes += block.notes
         reading += block.reading
@@ -226,6 +239,14 @@ def _checks(run: Run) -> Matrix:
 
 def _title(values: str, shared: str) -> str:
     return f"{values} · all {shared}" if shared else values
+
+
+def _host(record: Record, unit: float) -> str:
+    """Host time of a call in a unit, if a loop of calls would wait for the host instead of the kernels."""
+    time = record.time
+    if time is None or time.host_ms is None or not time.median_ms or time.host_ms < HOST_SLOWER * time.median_ms:
+        return ""
+    return figures.plain(time.host_ms * unit)
 
 
 def _unit(title: str, metric: str) -> float:

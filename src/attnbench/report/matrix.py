@@ -50,8 +50,8 @@ def print_matrix(matrix: Matrix, terminal: Terminal) -> None:
     first = sum(max(map(len, [title, *column])) + GAP for title, column in leading) - GAP
     for part in _parts(matrix.backends, texts, terminal.width - first):
         terminal.print(_table(matrix, part, texts, terminal))
-    if matrix.marks:
-        terminal.line(", ".join(f"{mark} {words}" for mark, words in matrix.marks.items()), style="dim")
+    if matrix.legend:
+        terminal.line(", ".join(f"{mark} {words}" for mark, words in matrix.legend.items()), style="dim")
 
 
 def print_lost(lost: Iterable[Lost], terminal: Terminal) -> None:
@@ -92,7 +92,8 @@ def _table(matrix: Matrix, part: Sequence[str], texts: dict[str, list[str]], ter
 def _texts(cells: Sequence[Cell | None]) -> list[str]:
     """Return the texts of a column: numbers with their marks, and statuses."""
     numbers = [cell.text if cell is not None and cell.value is not None else "" for cell in cells]
-    found = marked(numbers, [cell.mark if cell is not None else "" for cell in cells])
+    marks, hosts = ([getattr(cell, name, "") for cell in cells] for name in ("mark", "host"))
+    found = marked(numbers, marks, hosts=hosts)
     return [number or (cell.text if cell is not None else "") for number, cell in zip(found, cells, strict=True)]
 
 

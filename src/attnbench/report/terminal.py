@@ -150,8 +150,18 @@ def decimal_aligned(texts: Sequence[str], point: str = " ", digit: str = " ") ->
     return [text + pad if text else text for text, pad in zip(texts, pads, strict=True)]
 
 
-def marked(texts: Sequence[str], marks: Sequence[str], point: str = " ", digit: str = " ") -> list[str]:
-    """Align numbers on their decimal points, each followed by its mark or, if others have one, a blank."""
+def marked(
+    texts: Sequence[str], marks: Sequence[str], point: str = " ", digit: str = " ", hosts: Sequence[str] = ()
+) -> list[str]:
+    """Align numbers on their decimal points, each followed by its mark or, if others have one, a blank.
+
+    `hosts` are host times that follow the numbers of the same places, aligned to the left.
+    """
     room = digit if any(marks) else ""
-    padded = zip(texts, marks, decimal_aligned(texts, point, digit), strict=True)
-    return [f"{text}{mark}{wide[len(text) :]}{room * (not mark)}" if text else "" for text, mark, wide in padded]
+    behind = [f" h{host}" if host else "" for host in hosts or [""] * len(texts)]
+    most = max(map(len, behind), default=0)
+    padded = zip(texts, marks, decimal_aligned(texts, point, digit), behind, strict=True)
+    return [
+        f"{text}{mark}{wide[len(text) :]}{room * (not mark)}{host}{digit * (most - len(host))}" if text else ""
+        for text, mark, wide, host in padded
+    ]

@@ -47,18 +47,18 @@ def _matrix(matrix: Matrix) -> Iterator[str]:
             ]
         )
     yield ""
-    if matrix.marks:
+    if matrix.legend:
         words = {BEST: "bold"}
-        yield from (", ".join(f"{words.get(mark, plain(mark))}: {said}" for mark, said in matrix.marks.items()), "")
+        yield from (", ".join(f"{words.get(mark, plain(mark))}: {said}" for mark, said in matrix.legend.items()), "")
 
 
 def _cell(cell: Cell | None) -> str:
     if cell is None:
         return ""
-    text = plain(cell.text)
+    text, host = plain(cell.text), f" h{plain(cell.host)}" if cell.host else ""
     if cell.mark == BEST:
-        return f"**{text}**"
-    return f"{text} {plain(cell.mark)}" if cell.mark else text
+        return f"**{text}**{host}"
+    return (f"{text} {plain(cell.mark)}" if cell.mark else text) + host
 
 
 def _block(block: Block) -> Iterator[str]:

@@ -174,7 +174,8 @@ def texts_of(matrix: Matrix) -> dict[str, list[str]]:
         cells = [row.cells.get(name) for row in matrix.rows]
         numbers = [cell.text if cell is not None and cell.value is not None else "" for cell in cells]
         marks = [cell.mark if cell is not None and cell.mark != BEST else "" for cell in cells]
-        found = zip(marked(numbers, marks, POINT, DIGIT), cells, strict=True)
+        hosts = [cell.host if cell is not None else "" for cell in cells]
+        found = zip(marked(numbers, marks, POINT, DIGIT, hosts), cells, strict=True)
         columns[name] = [number or (cell.text if cell is not None else "") for number, cell in found]
     return columns
 
