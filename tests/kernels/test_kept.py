@@ -421,6 +421,63 @@ def test_what_is_kept_already_drops_nothing(monkeypatch):
     assert calls.get("a") == "a"
 
 
+def test_the_calls_in_use_outlive_any_number_of_others(monkeypatch):
+    monkeypatch.setattr(kept, "MOST_KEPT", 8)
+    calls = kept.Kept()
+    calls.keep("in use", "in use")
+    for number in range(100):
+        calls.keep(number, str(number))
+        if number % 4 == 3:
+            assert calls.get("in use") == "in use"
+        assert calls.get(number) == str(number)
+        assert len(calls) <= 8
+    assert [number for number in range(100) if calls.get(number)][-3:] == [97, 98, 99]
+    assert not any(map(calls.get, range(90)))
+    for number in range(100, 108):  # twice as many new ones as a half has room for, and not used once
+        calls.keep(number, str(number))
+    assert calls.get("in use") is None
+
+
+def test_a_call_that_comes_back_is_the_one_that_was_kept(monkeypatch):
+    monkeypatch.setattr(kept, "MOST_KEPT", 4)
+    calls = kept.Kept()
+    first = calls.keep("a", object())
+    for key in "bc":
+        calls.keep(key, object())
+    assert calls.keep("a", object()) is first
+    assert calls.get("a") is first
+    assert calls.get([]) is None
+    assert calls.get("never") is None
+
+
+def test_a_million_shapes_take_no_more_memory_than_the_calls_that_are_kept():
+    """Of what is kept, the number alone: a call costs as much memory whatever came before it."""
+    calls = kept.Kept()
+    for number in range(1_000_000):
+        calls.keep(number, number)
+    assert len(calls) <= kept.MOST_KEPT
+    assert calls.get(999_999) == 999_999
+
+
+def test_threads_that_keep_at_once_get_the_same_call(monkeypatch):
+    monkeypatch.setattr(kept, "MOST_KEPT", 16)
+    calls, found = kept.Kept(), []
+
+    def work() -> None:
+        for number in range(3000):
+            found.append((number, calls.get(number % 7) or calls.keep(number % 7, f"{number % 7}")))
+            calls.keep(-number, str(-number))
+            assert len(calls) <= 16
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(found) == 12_000
+    assert all(call == str(number % 7) for number, call in found)
+
+
 def test_one_tensor_given_twice_is_two_arguments_later():
     with on_no_card() as card:
         x = rows(2, 96, 4, 64)

@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 MOST_KEPT = 1024
-"Cached calls of a function, some 5 KB each; the oldest is dropped first."
+"Cached calls of a function, some 5 KB each; those that were not used for longest are dropped, half of them at a time."
 MOST_PLANS = 8
 "Cached plans of a call, by the results of comparisons of its row counts; the oldest is dropped first."
 MOST_ELEMENTS = 2**30
@@ -72,21 +72,31 @@ Results = tuple[Tensor | None, ...]
 
 
 class Kept(Generic[_Call]):
-    """A cache with at most MOST_KEPT entries."""
+    """A cache with at most MOST_KEPT entries, in two halves.
+
+    When the half of the entries used last is full, it becomes the other half, whose entries are dropped; one of them that
+    is used before comes back.  So an entry outlives any number of new ones if it is used once in MOST_KEPT / 2 of them,
+    and finding one in use is a single look-up, without a list of uses to be kept in order.
+    """
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, _Call] = {}
+        self._before: dict[Hashable, _Call] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._calls)
+        with self._lock:
+            return len(self._calls.keys() | self._before.keys())
 
     def get(self, key: Hashable) -> _Call | None:
         """The entry for a key; None for arguments that cannot be a key."""
         try:
-            return self._calls.get(key)
+            call = self._calls.get(key)
+            if call is None and key in self._before:
+                return self._add(key, None)
         except TypeError:
             return None
+        return call
 
     def keep(self, key: Hashable, call: _Call) -> _Call:
         """Add an entry, unless another thread has added one meanwhile, and return it."""
@@ -94,10 +104,21 @@ class Kept(Generic[_Call]):
             hash(key)
         except TypeError:
             return call
+        added = self._add(key, call)
+        assert added is not None
+        return added
+
+    def _add(self, key: Hashable, call: _Call | None) -> _Call | None:
+        """Make an entry the one used last, and return it; None where there is neither an entry nor a call."""
         with self._lock:
-            if key not in self._calls and len(self._calls) >= MOST_KEPT:
-                del self._calls[next(iter(self._calls))]
-            return self._calls.setdefault(key, call)
+            found = self._calls.get(key)
+            if found is None:
+                found = self._before.get(key, call)
+                if found is not None:
+                    if len(self._calls) >= max(MOST_KEPT // 2, 1):
+                        self._before, self._calls = self._calls, {}
+                    self._calls[key] = found
+            return found
 
 
 Jagged = Iterable[int] | dict[int, int]
