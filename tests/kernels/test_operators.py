@@ -137,6 +137,116 @@ def test_an_operator_casts_by_itself(apis):
     assert torch.equal(found[0], apis["flash"].flash_attention(*[q.half()] * 3, causal=True)[0])
 
 
+WRONG = {
+    "flash": (
+        {"scale": True},
+        {"scale": "x"},
+        {"scale": 0.0},
+        {"scale": float("nan")},
+        {"window": (True, 0)},
+        {"window": (1.5, 0)},
+        {"window": 3},
+        {"window": (1, 2, 3)},
+        {"forward": 3},
+        {"forward": "m1"},
+        {"forward": "m128n128w8s2-tma-ws"},
+        {"backward": "b1"},
+        {"deterministic": True, "backward": "b64x128w8s2-atomic"},
+        {"causal": 1},
+        {"cu_seqlens_q": [0, 40]},
+    ),
+    "packed": ({"max_seqlen_q": True}, {"max_seqlen_q": 20.0}, {"max_seqlen_q": None}, {"max_seqlen_q": -1}),
+    "dense": (
+        {"alpha": True},
+        {"alpha": "x"},
+        {"max_seqlen": True},
+        {"scaling_seqlen": True},
+        {"scaling_seqlen": 2.5},
+        {"contextual_len": True},
+        {"max_attn_len": True},
+        {"offsets": [0, 40]},
+    ),
+    "bsa": ({"alpha": True}, {"block_size": True}, {"block_size": 16.0}, {"block_counts": True}, {"max_seqlen": True}),
+}
+
+
+@pytest.mark.parametrize(("family", "wrong"), [(family, one) for family, all_ in WRONG.items() for one in all_])
+def test_a_wrong_argument_is_refused_in_the_same_words_by_an_eager_a_compiled_and_a_traced_call(apis, family, wrong):
+    q, ends = torch.randn(40, 2, 16), ints(0, 40)
+    if family == "flash":
+        call, given = apis["flash"].flash_attention, {"q": q[None], "k": q[None], "v": q[None]}
+    elif family == "packed":
+        call, given = apis["flash"].flash_attention, {"q": q, "k": q, "v": q, "cu_seqlens_q": ends}
+    else:
+        call = getattr(apis[family], {"dense": "hstu_attention", "bsa": "hstu_bsa_attention"}[family])
+        given = {"q": q, "k": q, "v": q, "offsets": ends, "max_seqlen": 40}
+
+    def run(q):
+        return call(**given | dict.fromkeys(("q", "k", "v"), q) | wrong)
+
+    with pytest.raises(ValueError) as eager:  # its words are those of the others
+        run(given["q"])
+    said = str(eager.value)
+    assert "\n" not in said
+    with pytest.raises(Exception) as compiled:  # Dynamo raises errors of its own, with ours in them
+        torch.compile(run, fullgraph=True, backend="eager")(given["q"])
+    # Dynamo shows the arguments of an operator, and an error in it as a Python literal.
+    text = str(compiled.value)
+    assert said in text or repr(said)[1:-1] in text, text
+    with pytest.raises(ValueError) as traced:
+        torch.func.vmap(run)(given["q"][None])
+    assert said == str(traced.value)
+
+
+def test_a_tensor_as_a_number_is_read_by_an_eager_call_alone(apis):
+    flash, q = apis["flash"].flash_attention, torch.randn(2, 1, 40, 2, 16)
+    truth = torch.stack([flash(x, x, x, scale=0.3)[0] for x in q])
+    scale = torch.tensor(0.3)
+    assert torch.allclose(torch.func.vmap(lambda x: flash(x, x, x, scale=scale)[0])(q), truth, atol=1e-6)
+    with pytest.raises(Exception, match="scale is a tensor, whose value compiled code does not know; a Python number"):
+        torch.compile(lambda x: flash(x, x, x, scale=scale), fullgraph=True, backend="eager")(q[0])
+
+
+def test_a_configuration_that_cannot_run_is_not_exported(apis):
+    class Layer(torch.nn.Module):
+        def forward(self, q):
+            return apis["flash"].flash_attention(q, q, q, forward="m128n128w8s2-tma-ws")
+
+    with pytest.raises(Exception, match="has the order ws, which needs 16-bit inputs; plain"):
+        torch.export.export(Layer(), (torch.randn(1, 40, 2, 16),))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_empty_batch_of_vmap_has_empty_results(apis, family):
+    def attend(x):
+        q = x.unflatten(-1, (2, 16))
+        if family == "flash":
+            return apis["flash"].flash_attention(q[None], q[None], q[None])[0][0]
+        if family == "dense":
+            return apis["dense"].hstu_attention(q, q, q, ints(0, 40), 40)
+        return apis["bsa"].hstu_bsa_attention(q, q, q, ints(0, 40), 40, block_size=16, block_counts=2)[0]
+
+    for dim in (0, 1):
+        found = torch.func.vmap(attend, in_dims=dim)(torch.randn((0, 40, 32) if dim == 0 else (40, 0, 32)))
+        assert found.shape == (0, 40, 2, 16)
+
+
+def test_another_scale_is_another_graph_and_a_factor_of_the_queries_is_not(apis):
+    """PyTorch makes a float that an operator takes a constant of the graph; a tensor that q is multiplied by is an input."""
+    flash, q = apis["flash"].flash_attention, torch.randn(1, 20, 2, 16)
+    graphs = torch._dynamo.utils.counters["stats"]
+    scales = (0.3, 0.5, 0.7, 0.9)
+    given = torch.compile(lambda q, scale: flash(q, q, q, scale=scale)[0], fullgraph=True, backend="aot_eager")
+    factor = torch.compile(lambda q, scale: flash(q * scale, q, q, scale=1.0)[0], fullgraph=True, backend="aot_eager")
+    for scale in scales:
+        given(q, scale)
+    assert graphs["unique_graphs"] == len(scales)
+    graphs.clear()
+    for scale in scales:
+        assert torch.allclose(factor(q, torch.tensor(scale)), flash(q, q, q, scale=scale)[0], atol=1e-5)
+    assert graphs["unique_graphs"] == 1
+
+
 def test_refusals_are_the_same_words_while_traced(apis):
     flash, dense, bsa = apis["flash"].flash_attention, apis["dense"].hstu_attention, apis["bsa"].hstu_bsa_attention
     q, three = torch.randn(40, 2, 16), ints(0, 40)

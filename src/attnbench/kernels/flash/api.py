@@ -99,7 +99,7 @@ def flash_attention(
     if needs_operator(q, k, v, cu_seqlens_q, cu_seqlens_k):
         check_flags(WHO, causal=causal, deterministic=deterministic, validate=validate)
         refuse_in_operator(WHO, validate=validate)
-        names = [x if x is None or isinstance(x, str) else x.short for x in (forward, backward)]
+        names = [getattr(x, "short", x) for x in (forward, backward)]
         return FORWARD(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, *names)
     q, k, v = cast(q, k, v)
     call = call_of(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, forward, backward, validate=validate)

@@ -91,6 +91,15 @@ def _capability(x: Tensor) -> tuple[int, int]:
 
 
 def _forward_of(given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
+    return default_forward(q, k, v, problem) if given is None else given_forward(given, q, v, problem)
+
+
+def given_forward(given: ForwardConfig | str, q: Tensor, v: Tensor, problem: Problem) -> ForwardConfig:
+    """The forward's configuration that is passed.
+
+    Raises:
+        ValueError: it cannot be read, or cannot run on this card, in this precision or with these dims.
+    """
     shape = Shape(
         dim=q.shape[-1],
         dim_v=v.shape[-1],
@@ -98,9 +107,7 @@ def _forward_of(given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tens
         packed=problem.packed,
         capability=capability_of(q) or (9, 0),
     )
-    config = _read("forward", ForwardConfig, given, lambda text: nearest(text, shape)) or default_forward(
-        q, k, v, problem
-    )
+    config = _read("forward", ForwardConfig, given, lambda text: nearest(text, shape))
     wrong = ahead_fault(config, capability_of(q)) or decode_fault(config)
     if config.order in HOPPER:
         wrong = hopper_fault(config, shape)
@@ -112,10 +119,19 @@ def _forward_of(given: ForwardConfig | str | None, q: Tensor, k: Tensor, v: Tens
 def _backward_of(
     given: BackwardConfig | str | None, q: Tensor, k: Tensor, v: Tensor, problem: Problem, deterministic: bool
 ) -> BackwardConfig:
+    if given is None:
+        return default_backward(q, k, v, problem, deterministic=deterministic)
+    return given_backward(given, q, v, deterministic)
+
+
+def given_backward(given: BackwardConfig | str, q: Tensor, v: Tensor, deterministic: bool) -> BackwardConfig:
+    """The backward's configuration that is passed.
+
+    Raises:
+        ValueError: it cannot be read, or is not deterministic where this is wanted.
+    """
     facts = capability_of(q) or (9, 0), q.element_size(), q.shape[-1], v.shape[-1]
-    config = _read("backward", BackwardConfig, given, lambda text: nearest_backward(text, *facts)) or default_backward(
-        q, k, v, problem, deterministic=deterministic
-    )
+    config = _read("backward", BackwardConfig, given, lambda text: nearest_backward(text, *facts))
     if deterministic and not config.deterministic:
         raise ValueError(
             f"{WHO}: backward={config.short} accumulates dQ by atomics, which deterministic=True excludes; "
@@ -124,8 +140,8 @@ def _backward_of(
     return config
 
 
-def _read(name: str, kind: type[_Config], given: _Config | str | None, near: Callable[[str], str]) -> _Config | None:
-    if given is None or isinstance(given, kind):
+def _read(name: str, kind: type[_Config], given: _Config | str, near: Callable[[str], str]) -> _Config:
+    if isinstance(given, kind):
         return given
     if not isinstance(given, str):
         raise ValueError(

@@ -11,9 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attnbench.kernels.flash.calls import call_of
-from attnbench.kernels.flash.config.backward import parse_backward
-from attnbench.kernels.flash.config.forward import parse
+from attnbench.kernels.flash.calls import call_of, given_backward, given_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
 from attnbench.kernels.flash.problem import check_device, lse_shape, problem_of
 from attnbench.kernels.shared.kept import Results
@@ -68,9 +66,9 @@ def fake_forward(
     )
     check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
     if forward is not None:
-        parse(forward)
+        given_forward(forward, q, v, problem)
     if backward is not None:
-        parse_backward(backward)
+        given_backward(backward, q, v, deterministic)
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(lse_shape(q, problem), dtype=torch.float32)
 
 

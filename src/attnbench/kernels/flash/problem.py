@@ -385,7 +385,8 @@ def _reach(
         isinstance(window, tuple | list) and len(window) == 2 and all(is_whole(one) and one >= -1 for one in window)
     )
     if window is not None and not is_window:
-        raise _wrong("window", window, "is not a window", "(left, right) in keys from 0, -1 for unbounded, or None")
+        shown = tuple(window) if isinstance(window, list) else window  # as it was before PyTorch made it a list
+        raise _wrong("window", shown, "is not a window", "(left, right) in keys from 0, -1 for unbounded, or None")
     left, right = (None if bound < 0 else bound for bound in window or (-1, -1))
     left = None if left is None else min(left, longest_k)
     if causal:

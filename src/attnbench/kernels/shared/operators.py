@@ -14,9 +14,20 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from attnbench.kernels.shared.limits import as_float
+
 NAMESPACE = "attnbench"
 _PLAIN = (Tensor, torch.nn.Parameter)
 "Types of tensors that are plain memory."
+_WHOLE = (int, torch.SymInt)
+_EXACT: dict[str, tuple[type, ...]] = {
+    "int": _WHOLE,
+    "SymInt": _WHOLE,
+    "float": (float, torch.SymFloat, *_WHOLE),
+    "str": (str,),
+    "Tensor": (),
+}
+"Types in which an argument of a schema is passed: PyTorch would take True for 1, and refuse others in words of its own."
 
 
 def needs_operator(*tensors: Tensor | None) -> bool:
@@ -122,6 +133,8 @@ class Operator:
             casts: number of leading arguments that autocast casts.
         """
         self.name = schema.partition("(")[0]
+        self._fake = _now(fake)
+        self._exact = exact_types(schema)
         defined: dict[str, torch.library.Library] = vars(getattr(torch.ops, NAMESPACE)).setdefault("_defined", {})
         if self.name in defined:
             return
@@ -154,6 +167,9 @@ class Operator:
     def _one_by_one(self, info: Any, dims: tuple[object, ...], *arguments: Any) -> tuple[Any, Any]:
         """Run `torch.vmap` over a batch one element at a time: the kernels' own batch axes are fixed."""
 
+        if not info.batch_size:
+            return self._no_results(dims, arguments)
+
         def of(index: int) -> Any:
             pairs = zip(arguments, dims, strict=True)  # a list has a list of dims: none of them batched
             return self(*(x.select(dim, index) if isinstance(dim, int) else x for x, dim in pairs))
@@ -163,9 +179,55 @@ class Operator:
             return torch.stack(found), 0
         return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
 
+    def _no_results(self, dims: tuple[object, ...], arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Results of an empty batch, whose shapes are those of an element."""
+        pairs = zip(arguments, dims, strict=True)
+        given = [x.new_empty((*x.shape[:dim], *x.shape[dim + 1 :])) if isinstance(dim, int) else x for x, dim in pairs]
+        found = self._fake(*given)
+        if not isinstance(found, tuple):
+            return found.new_empty((0, *found.shape)), 0
+        return tuple(x.new_empty((0, *x.shape)) for x in found), (0,) * len(found)
+
     def __call__(self, *arguments: Any) -> Any:
-        """Call it through PyTorch's dispatcher."""
+        """Call it through PyTorch's dispatcher.
+
+        Raises:
+            ValueError: an argument is refused as by an eager call, or is a tensor that compiled code would have to read.
+        """
+        for at, name, types, listed in self._exact:
+            x = arguments[at]
+            if x is not None and not _is_exact(x, types, listed):
+                arguments = self._refused(arguments, at, name)
         return getattr(getattr(torch.ops, NAMESPACE), self.name).default(*arguments)
+
+    def _refused(self, arguments: tuple[Any, ...], at: int, name: str) -> tuple[Any, ...]:
+        """Refuse an argument in the words of an eager call, which the fake kernel has; else read it as such a call does."""
+        x = arguments[at]
+        if isinstance(x, Tensor) and torch.compiler.is_compiling():
+            raise ValueError(
+                f"{NAMESPACE}::{self.name}: {name} is a tensor, whose value compiled code does not know; a Python number"
+            )
+        self._fake(*arguments)
+        return *arguments[:at], as_float(x), *arguments[at + 1 :]
+
+
+def exact_types(schema: str) -> tuple[tuple[int, str, tuple[type, ...], bool], ...]:
+    """Position, name, exact types (none: a tensor) of the arguments of a schema but flags, and whether they are lists."""
+    found = []
+    for at, argument in enumerate(schema[schema.index("(") + 1 : schema.index(") ->")].split(", ")):
+        kind, name = argument.split()
+        base = kind.partition("(")[0].rstrip("?").removesuffix("[]")
+        if base in _EXACT:
+            found.append((at, name, _EXACT[base], "[]" in kind))
+    return tuple(found)
+
+
+def _is_exact(x: Any, types: tuple[type, ...], listed: bool) -> bool:
+    if not types:
+        return isinstance(x, Tensor)
+    if not listed:
+        return type(x) in types
+    return isinstance(x, tuple | list) and all(type(one) in types for one in x)
 
 
 def _refusing_forward_mode(function: Callable[..., Any], name: str) -> Callable[..., Any]:

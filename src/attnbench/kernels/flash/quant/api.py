@@ -86,7 +86,7 @@ def flash_quant_attention(
     if needs_operator(q, k, v, cu_seqlens_q, cu_seqlens_k):
         check_flags(WHO, causal=causal, validate=validate)
         refuse_in_operator(WHO, validate=validate)
-        name = config if config is None or isinstance(config, str) else config.short
+        name = getattr(config, "short", config)
         found: tuple[Tensor, Tensor] = FORWARD(q, k, v, cu_seqlens_q, cu_seqlens_k, *numbers, name)
         return found
     q, k, v = cast(q, k, v)

@@ -102,7 +102,7 @@ def flash_sparse_attention(
     if needs_operator(q, k, v):
         check_flags(WHO, causal=causal, validate=validate)
         refuse_in_operator(WHO, validate=validate)
-        name = config if config is None or isinstance(config, str) else config.short
+        name = getattr(config, "short", config)
         found: tuple[Tensor, Tensor]
         if isinstance(block_map, BlockLists):
             tensors, made_for = of_lists(block_map)

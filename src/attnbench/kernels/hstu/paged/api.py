@@ -89,7 +89,7 @@ def hstu_paged_attention(
     if needs_operator(q, k, v, pool):
         check_flags(ATTENTION, validate=validate)
         refuse_in_operator(ATTENTION, validate=validate)
-        name = config if config is None or isinstance(config, str) else config.short
+        name = getattr(config, "short", config)
         numbers = *bounds_of(step), scaling_seqlen, alpha, splits, name
         out: Tensor = FORWARD(q, k, v, pool, *table_of(step), *numbers)
         return out

@@ -272,7 +272,12 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> PagedConfi
     return hopper or default_config(*shape)
 
 
-def _check_config(config: Any, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> None:
+def check_config(config: Any, q: Tensor, pool: Tensor) -> None:
+    """Refuse a configuration that cannot run on this card, in this precision, or with these dims and pages.
+
+    Raises:
+        ValueError: naming the field, its value and what is accepted.
+    """
     if not isinstance(config, PagedConfig):
         raise wrong(
             ATTENTION,
@@ -294,6 +299,12 @@ def _check_config(config: Any, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) ->
     fault = hopper_fault(config, capability=capability_of(q), item_bytes=q.element_size(), dim=q.shape[2])
     if fault:
         raise wrong(ATTENTION, "config.order", config.order, fault, "another order")
+
+
+def _check_config(config: Any, q: Tensor, k: Tensor, v: Tensor, pool: Tensor) -> None:
+    check_config(config, q, pool)
+    if not config.hopper:
+        return
     for name, x in (("q", q), ("k", k), ("v", v), ("pool", pool.flatten(0, 2))):
         if x.numel() and not is_rows(x):
             raise wrong(

@@ -18,6 +18,7 @@ from attnbench.kernels.hstu.paged.calls import (
     StepTensors,
     append,
     attend,
+    check_config,
     check_device,
     check_numbers,
     named,
@@ -64,7 +65,7 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> T
     check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
     check_numbers(numbers.scaling_seqlen, numbers.alpha, numbers.splits)
     if numbers.config is not None:
-        named(numbers.config)
+        check_config(named(numbers.config), q, pool)
     check_device(ATTENTION, q)
     return q.new_empty(q.shape)
 
