@@ -128,6 +128,41 @@ def call(modules: Any, name: str, **changes: Any) -> Any:
     return getattr(modules[module], function)(**given | changes)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "tensor"])
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_and_flags_are_taken_as_the_packages_take_them(modules, name, kind):
+    """Their C++ reads NumPy's numbers and one-element tensors as numbers."""
+    import numpy as np
+
+    def of(value):
+        if kind == "numpy":
+            return np.bool_(value) if isinstance(value, bool) else np.int64(value)
+        return torch.tensor(value)
+
+    module, _, function = name.rpartition(".")
+    takes = inspect.signature(getattr(modules[module], function)).parameters
+    given: dict[str, Any] = dict.fromkeys({"max_seqlen_q", "max_seqlen_k", "max_seq_len"} & {*takes}, 15)
+    given |= {"scaling_seqlen": 7} if "scaling_seqlen" in takes else {}
+    given |= {"contextual_seq_len": 2} if "contextual_seq_len" in takes else {}
+    given |= {"causal": True} if "causal" in takes and function != "hstu_mha" else {}
+    given |= {"deterministic": True} if "deterministic" in takes else {}
+    torch.manual_seed(0)
+    truth = call(modules, name, **given | ({"window_size": (4, 0)} if "window_size" in takes else {}))
+    torch.manual_seed(0)
+    others = {key: of(value) for key, value in given.items()}
+    others |= {"window_size": (of(4), of(0))} if "window_size" in takes else {}
+    assert torch.equal(call(modules, name, **others), truth)
+
+
+@pytest.mark.parametrize("name", [one for one in NAMES if "varlen" in one or "mha" in one])
+@pytest.mark.parametrize("value", [True, 15.0, "15", "floating", "many"])
+def test_what_is_no_number_there_is_refused(modules, name, value):
+    value = {"floating": torch.tensor(15.0), "many": torch.tensor([15, 15])}.get(value, value)
+    key = "max_seq_len" if "mha" in name else "max_seqlen_k"
+    with pytest.raises(ValueError, match=rf"{key}=.* (is not supported|cannot be used); a (whole number|Python int)"):
+        call(modules, name, **{key: value})
+
+
 HAS_VALUES = {
     "q": None, "k": None, "v": None, "cu_seqlens_q": None, "cu_seqlens_k": None, "seq_offsets": None,
     "max_seqlen_q": 20, "max_seqlen_k": 20, "max_seq_len": 20, "softmax_scale": 0.3, "alpha": 0.5, "causal": True,

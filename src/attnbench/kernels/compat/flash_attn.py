@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnbench.kernels.compat.arguments import in_rows, only, refusal
+from attnbench.kernels.compat.arguments import flag, in_rows, only, refusal, whole, window
 from attnbench.kernels.flash.api import flash_attention
 
 _Probs = tuple[Tensor, Tensor, Tensor]
@@ -53,10 +53,10 @@ def flash_attn_func(
         in_rows(q),
         in_rows(k),
         in_rows(v),
-        causal=causal,
-        window=window_size,
+        causal=flag(causal),
+        window=window(window_size),
         scale=softmax_scale,
-        deterministic=deterministic,
+        deterministic=flag(deterministic),
     )
     return _with_probs(out, lse) if return_attn_probs else out
 
@@ -112,14 +112,14 @@ def flash_attn_varlen_func(
         in_rows(q),
         in_rows(k),
         in_rows(v),
-        causal=causal,
-        window=window_size,
+        causal=flag(causal),
+        window=window(window_size),
         scale=softmax_scale,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        deterministic=deterministic,
+        max_seqlen_q=whole(max_seqlen_q),
+        max_seqlen_k=whole(max_seqlen_k),
+        deterministic=flag(deterministic),
     )
     return _with_probs(out, lse[0]) if return_attn_probs else out
 
@@ -128,7 +128,7 @@ def _check(who: str, dropout_p: object, softcap: object, alibi_slopes: object, r
     only(who, "dropout_p", dropout_p, 0.0)
     only(who, "softcap", softcap, 0.0)
     only(who, "alibi_slopes", alibi_slopes, None)
-    if type(return_attn_probs) is not bool:
+    if type(flag(return_attn_probs)) is not bool:
         raise refusal(who, "return_attn_probs", return_attn_probs, "True or False")
 
 

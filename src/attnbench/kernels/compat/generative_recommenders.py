@@ -6,7 +6,7 @@ from enum import Enum
 
 from torch import Tensor
 
-from attnbench.kernels.compat.arguments import in_rows, only, refusal
+from attnbench.kernels.compat.arguments import bound, in_rows, only, refusal, whole
 from attnbench.kernels.hstu.dense.api import hstu_attention
 
 WHO = "hstu_mha"
@@ -73,9 +73,9 @@ def hstu_mha(
         in_rows(k),
         in_rows(v),
         seq_offsets,
-        max_seq_len,
+        bound(WHO, "max_seq_len", max_seq_len),
         num_targets=num_targets,
         alpha=alpha,
-        contextual_len=contextual_seq_len,
-        max_attn_len=max_attn_len or None,
+        contextual_len=whole(contextual_seq_len),
+        max_attn_len=whole(max_attn_len) or None,
     )

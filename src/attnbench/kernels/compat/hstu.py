@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from attnbench.kernels.compat.arguments import only, refusal
+from attnbench.kernels.compat.arguments import bound, only, refusal, whole, window
 from attnbench.kernels.hstu.dense.api import hstu_attention
 
 WHO = "hstu_attn_varlen_func"
@@ -124,24 +124,26 @@ def attend(
     only(WHO, "target_group_size", target_group_size, 1)
     if isinstance(num_contexts, Tensor):
         raise refusal(WHO, "num_contexts", num_contexts, "None, or one number for all sequences")
+    window_size, scaling_seqlen, num_contexts = window(window_size), whole(scaling_seqlen), whole(num_contexts)
     causal, reach = _mask(window_size)
     if tuple(window_size) != (-1, 0) and not (num_contexts is None and num_targets is None):
         raise refusal(WHO, "window_size", window_size, "(-1, 0) with contexts or targets")
-    (queries, keys), (longest_q, longest_k) = offsets, longest
+    queries, keys = offsets
+    longest_q, longest_k = bound(WHO, "max_seqlen_q", longest[0]), bound(WHO, "max_seqlen_k", longest[1])
     if longest_q > longest_k:
         raise refusal(WHO, "max_seqlen_q", longest_q, f"at most max_seqlen_k={longest_k}")
     if not isinstance(queries, Tensor):
         raise refusal(WHO, "cu_seqlens_q", queries, "int [B + 1]")
     # Without reading them on the host, only one tensor for both is known to hold the same sequences.
-    whole = queries is keys
+    same = queries is keys
     return hstu_attention(
         q,
         k,
         v,
         keys,
         longest_k,
-        offsets_q=None if whole else queries,
-        max_seqlen_q=None if whole else longest_q,
+        offsets_q=None if same else queries,
+        max_seqlen_q=None if same else longest_q,
         num_targets=num_targets,
         alpha=alpha,
         scaling_seqlen=longest_q if scaling_seqlen == -1 else scaling_seqlen,
