@@ -82,9 +82,20 @@ def test_a_layer_is_exported(apis, family):
         assert torch.equal(exported.module()(x, weights, ends), layer(apis, family)(x, weights, ends))
 
 
-def samples(family: str) -> dict[str, tuple[Any, ...]]:
+OPERATORS = {"flash": "flash_forward", "dense": "hstu_forward", "bsa": "hstu_bsa_forward"}
+KINDS = (
+    ("flash", "dense"),
+    ("flash", "packed"),
+    ("flash", "decode"),
+    ("dense", "targets"),
+    ("bsa", "gates"),
+    ("bsa", "own-block"),
+)
+
+
+def samples(family: str, dim: int = 16) -> dict[str, tuple[Any, ...]]:
     """Arguments of the forward operators, in all that they have of kinds."""
-    q, k, v = (torch.randn(40, 2, 16, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(40, 2, dim, requires_grad=True) for _ in range(3))
     offsets, targets = ints(0, 13, 40), ints(1, 2)
     if family == "flash":
         dense = [x.detach()[None].requires_grad_() for x in (q, k, v)]
@@ -102,14 +113,18 @@ def samples(family: str) -> dict[str, tuple[Any, ...]]:
     }
 
 
-@pytest.mark.parametrize(("family", "kind"), [(family, kind) for family in FAMILIES for kind in samples(family)])
-def test_operators_are_what_they_say(apis, family, kind):
-    """Of PyTorch: schema, fake kernels, gradients, and all of it traced with lengths left open."""
-    operator = {"flash": "flash_forward", "dense": "hstu_forward", "bsa": "hstu_bsa_forward"}[family]
+def check(family: str, arguments: tuple[Any, ...]) -> None:
+    """Schema, fake kernels, gradients, and all of it traced with lengths left open."""
     tests = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
     # The last compares all results, and of what a block-sparse backward reads again not every row is written.
     wanted = tests[: 3 if family == "bsa" else 4]
-    torch.library.opcheck(getattr(torch.ops.attnbench, operator).default, samples(family)[kind], test_utils=wanted)
+    torch.library.opcheck(getattr(torch.ops.attnbench, OPERATORS[family]).default, arguments, test_utils=wanted)
+
+
+@pytest.mark.parametrize(("family", "kind"), KINDS)
+def test_operators_are_what_they_say(apis, family, kind):
+    assert {*samples(family)} == {one for name, one in KINDS if name == family}
+    check(family, samples(family)[kind])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -98,10 +98,16 @@ def test_a_layer_is_exported(apis, family):
         assert torch.equal(exported.module()(*copied(given)), layer(apis, family)(*copied(given)))
 
 
-def samples(apis: Any, family: str) -> dict[str, tuple[str, tuple[Any, ...]]]:
-    """Operators with arguments, in all that they have of kinds."""
+KINDS = (
+    ("sparse", "map"), ("sparse", "lists"), ("quant", "dense"), ("quant", "packed"),
+    ("paged", "forward"), ("paged", "split"), ("paged", "append"),
+)  # fmt: skip
+
+
+def samples(apis: Any, family: str, dim: int = 16, device: str = "cpu") -> dict[str, tuple[str, tuple[Any, ...]]]:
+    """Operators with arguments, in all that they have of kinds; on the device what lists are made of."""
     if family == "paged":
-        step = make_step([(40, 3, 2), (0, 5, 0)], heads=2)
+        step = make_step([(40, 3, 2), (0, 5, 0)], heads=2, dim=dim)
         pool = step.pool.nan_to_num()
         names = "offsets", "cached", "indptr", "indices", "num_targets", "max_new", "max_cached"
         table = [step.table[name] for name in names]
@@ -111,7 +117,7 @@ def samples(apis: Any, family: str) -> dict[str, tuple[str, tuple[Any, ...]]]:
             "split": ("hstu_paged_forward", (q, k, v, pool, *table, 64, 0.3, 2, "m16n16w4s1-exp")),
             "append": ("hstu_paged_append", (k, v, pool, *table)),
         }
-    q, k, v = (torch.randn(1, 100, 2, 16, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, 100, 2, dim, requires_grad=True, device=device) for _ in range(3))
     if family == "quant":
         half = [x.detach().half().requires_grad_() for x in (q, k, v)]
         packed = [x.detach()[0].requires_grad_() for x in half]
@@ -120,7 +126,7 @@ def samples(apis: Any, family: str) -> dict[str, tuple[str, tuple[Any, ...]]]:
             "dense": ("flash_quant_forward", (*half, None, None, None, None, True, None, None)),
             "packed": ("flash_quant_forward", (*packed, ends, None, 70, None, False, 0.3, None)),
         }
-    block_map = torch.tensor([[True, False], [True, True]]).expand(1, 2, 2, 2).contiguous()
+    block_map = torch.tensor([[True, False], [True, True]], device=device).expand(1, 2, 2, 2).contiguous()
     lists = apis["sparse"].make_lists(block_map, q, k, block=BLOCK, causal=True)
     made_for = lists.share, lists.unit, list(BLOCK), 100, 100, True
     listed = lists.counts, lists.indices, lists.places, lists.items, *made_for
@@ -130,13 +136,7 @@ def samples(apis: Any, family: str) -> dict[str, tuple[str, tuple[Any, ...]]]:
     }
 
 
-@pytest.mark.parametrize(
-    ("family", "kind"),
-    [
-        ("sparse", "map"), ("sparse", "lists"), ("quant", "dense"), ("quant", "packed"),
-        ("paged", "forward"), ("paged", "split"), ("paged", "append"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("family", "kind"), KINDS)
 def test_operators_are_what_they_say(apis, family, kind):
     operator, arguments = samples(apis, family)[kind]
     torch.library.opcheck(getattr(torch.ops.attnbench, operator).default, arguments)

@@ -9,6 +9,10 @@ import pytest
 import torch
 
 from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
+from attnbench.kernels.flash.sparse import api as sparse
+
+from . import test_operators as with_backward
+from . import test_operators_of_forwards as forwards
 
 pytestmark = pytest.mark.gpu
 FAMILIES = ("flash", "dense", "bsa")
@@ -77,3 +81,23 @@ def test_an_exported_layer_gives_what_an_eager_one_does(family):
         for n in (700, 1300):
             given = inputs(n)
             torch.testing.assert_close(exported.module()(*given), layer(family)(*given), atol=2e-2, rtol=2e-2)
+
+
+def moved(x: Any, device: str = "cuda") -> Any:
+    """An argument on the card, in 16 bits; without the names of configurations that are for the interpreter."""
+    if not isinstance(x, torch.Tensor):
+        return None if isinstance(x, str) and x.startswith("m16") else x
+    found = x.detach().to(device)
+    found = found.bfloat16() if found.dtype is torch.float32 else found
+    return found.requires_grad_(x.requires_grad)
+
+
+@pytest.mark.parametrize(("family", "kind"), with_backward.KINDS)
+def test_operators_are_what_they_say(family, kind):
+    with_backward.check(family, tuple(map(moved, with_backward.samples(family, dim=128)[kind])))
+
+
+@pytest.mark.parametrize(("family", "kind"), forwards.KINDS)
+def test_operators_without_a_backward_are_what_they_say(family, kind):
+    operator, arguments = forwards.samples({"sparse": sparse}, family, dim=128, device="cuda")[kind]
+    torch.library.opcheck(getattr(torch.ops.attnbench, operator).default, tuple(map(moved, arguments)))
