@@ -131,13 +131,13 @@ def call(modules: Any, name: str, **changes: Any) -> Any:
 @pytest.mark.parametrize("kind", ["numpy", "tensor"])
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_and_flags_are_taken_as_the_packages_take_them(modules, name, kind):
-    """Their C++ reads NumPy's numbers and one-element tensors as numbers."""
+    """Their C++ reads NumPy's numbers and one-element tensors as numbers, and NumPy's flags."""
     import numpy as np
 
     def of(value):
-        if kind == "numpy":
-            return np.bool_(value) if isinstance(value, bool) else np.int64(value)
-        return torch.tensor(value)
+        if isinstance(value, bool):
+            return np.bool_(value)
+        return np.int64(value) if kind == "numpy" else torch.tensor(value)
 
     module, _, function = name.rpartition(".")
     takes = inspect.signature(getattr(modules[module], function)).parameters

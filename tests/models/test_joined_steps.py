@@ -131,7 +131,8 @@ def test_phases_of_joined_kernels_may_be_called_again(cached, monkeypatch):
     numbers = {"model": "tiny", "batch": 1, "num_candidates": 2, "cached": 16, "new_tokens": 4, "page_size": 32}
     case = workload.case(numbers | {"dtype": "fp32"})
     inputs = workload.inputs(case, seed=1, kind="normal", device="cpu")
-    inputs.model.operations = FUSED
+    # Other tests may be given the same model.
+    monkeypatch.setattr(inputs.model, "operations", FUSED)
     with interpreted(*APIS):
         monkeypatch.setattr(sys.modules["attnbench.kernels.hstu.paged.calls"], "splits_of", lambda q, step, config: 2)
         session = ServingSession(case, inputs, "paged", cached=cached)

@@ -66,13 +66,13 @@ def bound(who: str, name: str, value: Any) -> Any:
 
 
 def flag(value: Any) -> Any:
-    """The same for True and False."""
-    if type(value) is bool or torch.compiler.is_compiling():
+    """True or False of NumPy as Python's; anything else unchanged, for `flash_attention` or `hstu_attention` to refuse.
+
+    A tensor is no flag: a branch on a value on a card is more often a mistake than meant.
+    """
+    if type(value) is bool or isinstance(value, Tensor) or torch.compiler.is_compiling():
         return value
-    dtype = getattr(value, "dtype", None)
-    if (dtype is torch.bool and value.numel() == 1) or (getattr(dtype, "kind", "") == "b" and value.size == 1):
-        return bool(value)
-    return value
+    return bool(value) if getattr(getattr(value, "dtype", None), "kind", "") == "b" and value.size == 1 else value
 
 
 def window(value: Any) -> Any:
