@@ -109,8 +109,8 @@ def verdict(backend: Backend, values: dict, device: str = "cpu", **plan) -> str 
 @pytest.mark.parametrize("plan", [{}, {"warmup": 1, "iterations": 12}], ids=["until-known", "counted"])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_who_did_not_do_the_work_is_told_so(name, plan):
-    # Whoever computes in several places, or in a thread while this one is preempted, is told so by their sum first.
-    expected = f"{EXPECTED[name]}|{TOTAL}"
+    # Several limits are broken at once; which of them is certain first is chance on a loaded machine.
+    expected = f"{EXPECTED[name]}|{TOTAL}|{LATE}"
     assert re.fullmatch(expected, verdict(BACKENDS[name](), LONG, **plan) or "", re.DOTALL)
 
 
@@ -119,7 +119,7 @@ def test_a_machine_so_slow_that_a_call_outlasts_the_sampling_lets_nobody_off(nam
     backend = BACKENDS[name]()
     work = backend.work
     monkeypatch.setattr(backend, "work", lambda: (time.sleep(0.1), work())[1])
-    assert re.fullmatch(f"{EXPECTED[name]}|{TOTAL}", verdict(backend, LONG) or "", re.DOTALL)
+    assert re.fullmatch(f"{EXPECTED[name]}|{TOTAL}|{LATE}", verdict(backend, LONG) or "", re.DOTALL)
 
 
 @pytest.mark.parametrize("shape", [{}, {"seqlen": 5, "headdim": 8}, {"seqlen": 64, "dtype": "bf16"}])
@@ -165,4 +165,4 @@ def test_in_a_run_they_have_no_time_and_the_others_are_measured_on():
     assert all(record.time is not None for record in run.records if record.backend in HONEST)
     for name in ("future", "by-hash"):
         assert found[name][0] == Status.INCORRECT
-        assert re.fullmatch(f"{EXPECTED[name]}|{TOTAL}", found[name][1], re.DOTALL)
+        assert re.fullmatch(f"{EXPECTED[name]}|{TOTAL}|{LATE}", found[name][1], re.DOTALL)
