@@ -64,7 +64,7 @@ def looked_at(workload, kind, looks):
         launch.forward()
         look.prepare()
         launch.forward()
-        if fault := look.finish(None, 1.0, 1.0, 1.0):
+        if fault := look.finish(None, 1.0, 1.0, 1.0, 0.0):
             return fault
     return None
 

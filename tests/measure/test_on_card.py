@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 
 import pytest
 
@@ -95,3 +96,18 @@ def test_peak_memory_is_the_calls_own() -> None:
     found = peak(lambda: (x + 1) * 2, Device("cuda"))
     assert found.allocated == 2 * x.numel() * 4
     assert found.allocated <= found.reserved < held.numel() * 4, "what was there before does not count"
+
+
+def test_a_call_whose_launches_take_the_host_long_is_timed_as_the_device_works() -> None:
+    x = torch.randn(1 << 20, device="cuda")
+
+    def call() -> None:
+        for _ in range(20):
+            time.sleep(1e-3)  # what a step of several models costs a slow host
+            for _ in range(10):
+                x.mul_(1.0)
+
+    group = measured(call, timer="cupti", iterations=10)
+    timing = group.timings[0]
+    assert timing.host_ms > 20
+    assert median(group) < 2 * timing.busy_ms

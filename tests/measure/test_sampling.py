@@ -165,17 +165,6 @@ def test_burst_pauses_while_the_card_holds_its_clock_down(simulate, falls: bool,
     assert (group.timings[0].sm_mhz[-1] < group.timings[0].sm_mhz[0]) == falls
 
 
-def test_the_device_is_held_until_the_host_is_ahead_of_the_worst_place(simulate) -> None:
-    from attnbench.measure.sampling import LEAD_S, _Sampler
-
-    subjects = [Subject(name=name, call=lambda: None) for name in ("short", "long")]
-    sampler = _Sampler(subjects, SimulatedTimer(Card(), {}), SimulatedStage(), Plan(), lambda index, phase: None)
-    sampler.host_s, sampler.device_s = 3e-4, [4e-5, 5e-3]
-    # Ten short ones first: the host falls behind by 260 us at each, whatever the long ones make up for later.
-    assert sampler._lead_s([0] * 10 + [1] * 10) == pytest.approx(LEAD_S + 1.15 * 10 * 2.6e-4)
-    assert sampler._lead_s([1] * 10) == LEAD_S
-
-
 def test_every_turn_is_announced_before_it_is_taken(simulate) -> None:
     said: list[tuple[int, str]] = []
     _, timer, _ = simulate(
@@ -290,7 +279,9 @@ class Inspecting:
 
     def prepare(self) -> None: ...
 
-    def finish(self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
+    def finish(
+        self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float, lead_s: float
+    ) -> str | None:
         self.seen.append(new_ms)
         return None
 

@@ -96,7 +96,7 @@ def said_of(monkeypatch, race: list[bool], samples_ms: list[float], kind: type[B
             looking.prepare()
             launch.forward()
             new_ms = next(samples)
-            said = looking.finish(recorded_ms=new_ms, repeated_ms=new_ms, ordinary_ms=new_ms, new_ms=new_ms)
+            said = looking.finish(recorded_ms=new_ms, repeated_ms=new_ms, ordinary_ms=new_ms, new_ms=new_ms, lead_s=0.0)
             if said or not looking.undecided:
                 return said
     pytest.fail("looks have no end")

@@ -58,7 +58,7 @@ def test_a_pause_in_the_call_that_is_looked_at_lets_nobody_off(monkeypatch):
             launch.forward()
             looking.prepare()
             launch.forward()
-            assert looking.finish(recorded_ms, usual_ms, usual_ms, 50.0) is None
+            assert looking.finish(recorded_ms, usual_ms, usual_ms, 50.0, 0.0) is None
             assert looking.undecided == again
 
 
@@ -80,7 +80,7 @@ def test_a_pause_while_outputs_are_read_again_does_not_shorten_the_call(monkeypa
         time.sleep(0.02)
         pauses_s, read = iter([0.0, 0.2]), inspection._taken
         monkeypatch.setattr(inspection, "_taken", lambda it: (read(it), time.sleep(next(pauses_s, 0.0)))[0])
-        assert looking.finish(0.1, 0.1, 0.1, 0.1) is None
+        assert looking.finish(0.1, 0.1, 0.1, 0.1, 0.0) is None
     assert seen[-1].whole > 20.0
 
 

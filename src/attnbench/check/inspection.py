@@ -43,7 +43,9 @@ SHORT_MS = 10.0
 MOST_LOOKS = 100
 """Number of looks after which a launch is cleared, if nothing is certain by then."""
 AHEAD_CYCLES = 10_000_000
-"""How long a GPU's stream is blocked, in cycles of its clock (some 5 ms), while a call and its outputs are queued."""
+"""How long a GPU's stream is blocked, in cycles of its clock (some 5 ms), while outputs are queued behind a call."""
+CYCLES_PER_S = 2e9
+"""Cycles a second of the highest clock, about: how long it is also blocked while the call is queued."""
 THREAD_S = 1e-3
 """Time for a thread started by `reload` to queue its work on a GPU."""
 
@@ -129,7 +131,9 @@ class Inspection:
                 launch.reset()
         self._released = _now_ms()
 
-    def finish(self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
+    def finish(
+        self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float, lead_s: float
+    ) -> str | None:
         """Evaluate the sample, then load the first data again and call once.
 
         Args:
@@ -137,6 +141,7 @@ class Inspection:
             repeated_ms: mean of the last two of a few samples taken in a row, as recorded ones are.
             ordinary_ms: a sample after `disturb`.
             new_ms: the sample on new data.
+            lead_s: head start that the host had before each of these samples, s.
 
         Returns:
             What is wrong; None where nothing is, or more looks are needed (`undecided`).
@@ -144,7 +149,7 @@ class Inspection:
         look = Look(recorded=recorded_ms, repeated=repeated_ms, ordinary=ordinary_ms, new=new_ms)
         outputs = self._outputs(look)
         self.announce("inspection")
-        fault = self._wrong(outputs) or self._computes_untimed(look, outputs)
+        fault = self._wrong(outputs) or self._computes_untimed(look, outputs, lead_s)
         if not self.in_ranks:
             look.untimed |= (spans := {name: span.ms() for name, span in self._spans.items()})
             if look.left:
@@ -206,7 +211,7 @@ class Inspection:
             self._known = None
         return None
 
-    def _computes_untimed(self, look: Look, outputs: Mapping[str, Tensor]) -> str | None:
+    def _computes_untimed(self, look: Look, outputs: Mapping[str, Tensor], lead_s: float) -> str | None:
         """Load the first data and call once, recording the operators that untimed functions dispatch."""
         launch = self.launch
         calls: dict[str, Callable[[], object]] = {
@@ -229,7 +234,7 @@ class Inspection:
             launch.forward()
         call = launch.call(self.mode)
         if self.cuda and not self.in_ranks:
-            self._queued(call, look)
+            self._queued(call, look, lead_s)
         else:
             call()
         words = (f"{name} computes: it calls {', '.join(sorted(names))}" for name, names in found.items() if names)
@@ -247,7 +252,7 @@ class Inspection:
             spent += 1e3 * (time.perf_counter() - started)
         return spent
 
-    def _queued(self, call: Callable[[], object], look: Look) -> None:
+    def _queued(self, call: Callable[[], object], look: Look, lead_s: float) -> None:
         """On a GPU: measure the work on the stream after the call has returned, until its outputs are readable.
 
         The stream is blocked meanwhile, so that only queued work counts, not the host's time.  A thread that launches
@@ -258,7 +263,7 @@ class Inspection:
 
         marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
         self._synchronise()
-        torch.cuda._sleep(AHEAD_CYCLES)
+        torch.cuda._sleep(AHEAD_CYCLES + int(lead_s * CYCLES_PER_S))
         marks[0].record()
         call()
         marks[1].record()

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+from attnbench.measure.head_start import lead_of, led
 from attnbench.measure.stage import Stage
 from attnbench.measure.subject import Inspector, Misleading, Subject
 from attnbench.measure.timer import Timer, Untimed, choose
@@ -27,7 +28,9 @@ a whole model are long."""
 MOST_ROUNDS = 64
 """Upper limit of rounds between an undecided inspection and the next one, once all samples are recorded."""
 LEAD_S = 0.003
-"""Head start of the host before each sample of an inspection: the preparation is queued inside it."""
+"""Least head start of the host before each sample of an inspection, beyond what its call needs."""
+LONG_LEAD_S = 2 * LEAD_S
+"""Above this the calls in a row have a head start each, too: that of the batch would not last."""
 LONG_MS = 50.0
 """Above this the first inspected sample is compared with the median so far, to save extra calls."""
 
@@ -78,13 +81,18 @@ class Inspections:
         return round(math.exp(self._entropy.uniform(0.0, math.log(MOST_ROUNDS))))
 
     def inspect(
-        self, samples_ms: Sequence[Sequence[float]], last_ms: Sequence[Sequence[float]], sampled_s: Callable[[], float]
+        self,
+        samples_ms: Sequence[Sequence[float]],
+        last_ms: Sequence[Sequence[float]],
+        call_s: Sequence[float],
+        sampled_s: Callable[[], float],
     ) -> None:
         """Inspect every subject, or only the undecided ones if there are any.
 
         Args:
             samples_ms: recorded samples of each subject so far.
             last_ms: the last two samples of each subject, also from unrecorded rounds.
+            call_s: host time of a call of each subject.
             sampled_s: time spent sampling so far.
 
         Raises:
@@ -94,7 +102,7 @@ class Inspections:
         again = self.undecided
         for index, inspector in enumerate(subject.inspector for subject in self.subjects):
             if inspector is not None and (inspector.undecided or not again):
-                self._look(index, inspector, samples_ms[index], last_ms[index])
+                self._look(index, inspector, samples_ms[index], last_ms[index], LEAD_S + lead_of(call_s[index]))
         took_s = time.perf_counter() - started
         self.spent_s += took_s
         self._took_s += took_s
@@ -103,32 +111,26 @@ class Inspections:
             self._due_s = sampled_s() + self._entropy.expovariate(1 / max(EVERY_S, TIMES * self._took_s))
             self._took_s = 0.0
 
-    def _look(self, index: int, inspector: Inspector, samples_ms: Sequence[float], last_ms: Sequence[float]) -> None:
+    def _look(
+        self, index: int, inspector: Inspector, samples_ms: Sequence[float], last_ms: Sequence[float], lead_s: float
+    ) -> None:
         subject = self.subjects[index]
         timer = self._timer(index)
         known_ms = statistics.median(samples_ms)
-
-        def then_lead(prepare: Callable[[], None]) -> Callable[[], None]:
-            def reset() -> None:
-                prepare()
-                # Lead again, however long the host took and even if it has waited for the device.
-                self.stage.lead(LEAD_S)
-
-            return reset
-
+        repeated = led(subject, self.stage, lead_s) if lead_s > LONG_LEAD_S else subject
         ordinary, inspected = (
-            dataclasses.replace(subject, reset=then_lead(prepare), callable_untimed=False)
+            dataclasses.replace(led(subject, self.stage, lead_s, prepare), callable_untimed=False)
             for prepare in (inspector.disturb, inspector.prepare)
         )
         # An unpredictable number of calls on known data: some in a row, of which the last two are compared, and one
         # after the same preparation as the inspected one.
         known = timer is self.timer and known_ms > LONG_MS and not inspector.undecided
-        before = [] if known else [subject] * self._entropy.randint(3, 6) + [ordinary]
+        before = [] if known else [repeated] * self._entropy.randint(3, 6) + [ordinary]
         readings = timer.measure(self.stage, [(index, one) for one in (*before, inspected)], LEAD_S, self.announce)
         self.announce(index, "inspection")
         *_, one_ms, two_ms, ordinary_ms, new_ms = [known_ms] * 3 * known + [reading.ms for reading in readings]
         recorded_ms = statistics.fmean(last_ms) if timer is self.timer else None
-        if fault := inspector.finish(recorded_ms, (one_ms + two_ms) / 2, ordinary_ms, new_ms):
+        if fault := inspector.finish(recorded_ms, (one_ms + two_ms) / 2, ordinary_ms, new_ms, lead_s):
             raise Misleading(subject.name, fault)
 
     def _timer(self, index: int) -> Timer:

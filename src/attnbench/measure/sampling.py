@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from attnbench.machine.device import Device
+from attnbench.measure.head_start import HeadStarts
 from attnbench.measure.inspections import Inspections
 from attnbench.measure.plan import Plan
 from attnbench.measure.stage import MAX_BATCH, Stage, open_stage, run_untimed
@@ -46,8 +47,6 @@ BUSY = 0.5
 """Least share of the time that kernels must run for the card to be possibly at its power limit."""
 OWN = 0.02
 """Share of a sample from which the timer's own overhead is noted."""
-LEAD_S = 1e-3
-"""Head start of the host in every batch: the first launches after a pause are slow."""
 LATE = 0.05
 """Share of samples in which the host may be late before it is noted."""
 DISAGREE = 0.05
@@ -209,16 +208,13 @@ class _Sampler:
         self.yardstick_every = 1
         "yardsticks are in every such round"
         self.begun = 0.0
-        self.host_s = 0.0
-        "host time to queue one sample, in the last batch"
         self.round_s = 0.0
         "wall time of one round, in the last batch"
         self.orders = self._orders()
         self.cool_mhz = 0.0
         self.last_mhz: list[float] = []
-        self.device_s = [0.0] * len(self.everyone)
-        "device time of one sample of each, in the last batch that contained it"
         self.batch_s = BATCH_S
+        self.head_starts = HeadStarts(len(self.everyone), timer, stage)
         self.inspections = Inspections(subjects, timer, stage, announce)
 
     def spent_s(self) -> float:
@@ -257,7 +253,7 @@ class _Sampler:
             why = why or self.rule.decide(samples, self.spent_s())
             why = self._cut_short(why)
             if self.inspections.due(self.spent_s(), last=bool(why)):
-                self.inspections.inspect(samples, self.last_ms, self.spent_s)
+                self.inspections.inspect(samples, self.last_ms, self.head_starts.call_s, self.spent_s)
             if why and not self.inspections.undecided:
                 return why
             self._cool()
@@ -320,12 +316,11 @@ class _Sampler:
         """Measure some rounds, as many as `_fit` allows."""
         first = len(self.readings[0])
         turns = [(number, index) for number in range(first, first + rounds) for index in self._order(number)]
-        batch = [(index, self.everyone[index]) for _, index in turns]
-        lead_s = self._lead_s([index for index, _ in batch])
+        batch = [(index, self.head_starts.led(index, self.everyone[index])) for _, index in turns]
+        lead_s = self.head_starts.of_batch([index for index, _ in batch])
         started = time.perf_counter()
         readings = self.timer.measure(self.stage, batch, lead_s, self._announce_subject)
         ended = time.perf_counter()
-        self.host_s = self.stage.queued_s / len(batch)
         self.round_s = (ended - started) / rounds
         for (number, index), reading in zip(turns, readings, strict=True):
             if reading.at_s is None:
@@ -335,7 +330,8 @@ class _Sampler:
             if keep:
                 self.readings[index].append(reading)
                 self.rounds[index].append(number)
-        self._remember_device_times(batch, readings, ended - started)
+        self.head_starts.remember([index for index, _ in batch], readings)
+        self._space_yardsticks(readings, ended - started)
         self.last_mhz = [
             reading.sm_mhz
             for (index, _), reading in zip(batch, readings, strict=True)
@@ -356,31 +352,10 @@ class _Sampler:
         if index < len(self.subjects):
             self.announce(index, phase)
 
-    def _remember_device_times(
-        self, batch: Sequence[tuple[int, Subject]], readings: Sequence[Reading], elapsed_s: float
-    ) -> None:
-        sums, counts = [0.0] * len(self.everyone), [0] * len(self.everyone)
-        for (index, _), reading in zip(batch, readings, strict=True):
-            sums[index] += reading.ms / 1e3
-            counts[index] += 1
-        self.device_s = [
-            total / count if count else before for total, count, before in zip(sums, counts, self.device_s, strict=True)
-        ]
-        apart = max(0.0, elapsed_s - sum(sums)) / len(batch)  # overhead of a sample: a flush, markers
-        costs, own = [apart + one for one in self.device_s], len(self.subjects)
+    def _space_yardsticks(self, readings: Sequence[Reading], elapsed_s: float) -> None:
+        apart = max(0.0, elapsed_s - sum(reading.ms for reading in readings) / 1e3) / len(readings)  # a flush, markers
+        costs, own = [apart + one for one in self.head_starts.device_s], len(self.subjects)
         self.yardstick_every = max(1, math.ceil(sum(costs[own:]) / (YARDSTICK_SHARE * sum(costs[:own]) or math.inf)))
-
-    def _lead_s(self, order: Sequence[int]) -> float:
-        """Return how long the device must be held so that the host is ahead at every sample of the batch."""
-        if self.stage.kind != "cuda":
-            return 0.0
-        if self.host_s == 0.0:
-            return 5e-3
-        behind = most = 0.0
-        for index in order:
-            behind += self.host_s - self.device_s[index]
-            most = max(most, behind)
-        return LEAD_S + 1.15 * most
 
     def _cool(self) -> None:
         """In the burst regime, pause while the card's clock is lower than when it was cool.
@@ -392,7 +367,7 @@ class _Sampler:
             return
         clock = statistics.median(self.last_mhz)
         self.cool_mhz = max(self.cool_mhz, clock)
-        busy = sum(self.device_s[: len(self.subjects)]) / self.round_s
+        busy = sum(self.head_starts.device_s[: len(self.subjects)]) / self.round_s
         if busy > BUSY and clock < COOL * self.cool_mhz:
             self.batch_s = max(BATCH_S / 8, self.batch_s / 2)
             pause = PAUSE_S

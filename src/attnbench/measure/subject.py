@@ -33,7 +33,9 @@ class Inspector(Protocol):
         """Untimed, right before a sample: reset, load new data, overwrite old outputs; on a GPU this is queued."""
         ...
 
-    def finish(self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float) -> str | None:
+    def finish(
+        self, recorded_ms: float | None, repeated_ms: float, ordinary_ms: float, new_ms: float, lead_s: float
+    ) -> str | None:
         """Right after the sample: check the outputs, and restore the subject's state before `prepare`.
 
         Args:
@@ -42,6 +44,7 @@ class Inspector(Protocol):
             repeated_ms: mean of the last two of a few samples taken in a row, as recorded ones are.
             ordinary_ms: a sample after `disturb`, taken between those and the last.
             new_ms: the sample after `prepare`.
+            lead_s: head start that the host had before each of these samples, s.
 
         Returns:
             Why the subject's samples do not measure its work; None where nothing shows that.
