@@ -5,7 +5,7 @@ making of the lists.  E is the speed-up over dense, times the share of the dense
 Lists are made before; their time is a row of its own.  All samples go to one JSON file.
 
     python benchmarks/flash_sparse.py --out benchmarks/results/flash-sparse-h200.json
-    python benchmarks/flash_sparse.py --only ladder --out /tmp/ladder.json
+    python benchmarks/flash_sparse.py --only 64x64 --out /tmp/small.json
 """
 
 from __future__ import annotations
@@ -91,11 +91,6 @@ class Sweep:
         return None if least is None else least - CAUSAL_ROOM * self.causal
 
 
-LADDERS = {
-    "128x128": ("m64n64w4s3", "m128n128w8s2-ws", "m128n128w8s2-ws-deep", "m128n128w8s2-ws-deep-lazy"),
-    "64x64": ("m64n64w4s3", "m64n64w4s3-ws-lazy-x2", "m128n64w8s6-ws-lazy", "m192n64w12s5-ws-lazy"),
-}
-"Steps of the kernel by block, at 128 dims."
 SWEEPS = (
     Sweep(name="128-dims", seqlen=32768),
     Sweep(name="128-dims", seqlen=16384),
@@ -139,10 +134,6 @@ SWEEPS = (
         densities=(0.1, 0.3, 0.5),
         patterns=("random",),
         forms=("m192n64w12s5-ws-lazy", "m64n64w4s3-ws-lazy-x2"),
-    ),
-    *(
-        Sweep(name="ladder", seqlen=16384, block=block, densities=(0.1, 0.5), patterns=("random",), forms=forms)
-        for block, forms in LADDERS.items()
     ),
 )
 
@@ -232,7 +223,6 @@ def below(groups: Sequence[Mapping[str, Any]]) -> int:
     return sum(
         efficiency(group, row)[0] < least
         for group in groups
-        if group["name"] != "ladder"
         for row in group["rows"]
         if row["what"] == "sparse"
         and row["config"] == sweep_of(group).default

@@ -385,8 +385,6 @@ def sparse_rows(data: Mapping[str, Any]) -> list[list[str]]:
     found = []
     for group in data["groups"]:
         sweep = flash_sparse.sweep_of(group)
-        if sweep.name == "ladder":
-            continue
         dense = statistics.median(group["rows"][0]["samples_ms"])
         shape = [sweep.block, str(sweep.headdim), str(sweep.seqlen), "causal" if sweep.causal else "full"]
         for kept in sweep.densities:

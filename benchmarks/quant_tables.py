@@ -1,4 +1,4 @@
-"""Rows of the tables of the result files of `flash_quant.py` and `flash_sparse_quant.py`."""
+"""Rows of the tables of the result files of `flash_quant.py`, `flash_sparse_quant.py` and `ladder.py`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import flash_quant
 import flash_sparse_quant
+import ladder
 
 SPEED = (
     "head dim",
@@ -144,6 +145,31 @@ def sparse_form_rows(data: Mapping[str, Any]) -> list[list[str]]:
             rates = [_sparse_speed(sweep, row)[1] for row in kernels if row["config"] == config]
             found.append([*_sparse_shape(sweep), f"`{config}`", "yes" if config == sweep.default else "", *rates])
     return found
+
+
+def ladder_table(data: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """A row a shape and step: TFLOP/s of each case, and the gain over the step it is held against; head and rows."""
+    columns: dict[str, None] = {}
+    found: dict[tuple[str, ...], dict[str, tuple[str, str]]] = {}
+    for group in data["groups"]:
+        column = ladder.of_group(group).said
+        columns[column] = None
+        shape = [group["block"]] * bool(group["block"]) + [str(group["headdim"])]
+        for index, row in enumerate(group["rows"]):
+            over = "" if index == 0 else row["over"] or group["rows"][index - 1]["name"]
+            key = *shape, row["name"], f"`{row['config']}`", over
+            gained = ladder.gain(group, index)
+            cells = f"{ladder.tflops(group, row):.0f}", _interval(gained) if gained else ""
+            found.setdefault(key, {})[column] = cells
+    blocks = ["block"] if any(group["block"] for group in data["groups"]) else []
+    head = [*blocks, "head dim", "step", "configuration", "over", *(one for name in columns for one in (name, "gain"))]
+    rows = [[*key, *(cell for name in columns for cell in cells.get(name, ("", "")))] for key, cells in found.items()]
+    return head, rows
+
+
+def _interval(found: tuple[float, float | None, float | None]) -> str:
+    ratio, low, high = found
+    return f"{ratio:.3f}" + ("" if low is None or high is None else f" [{low:.3f}, {high:.3f}]")
 
 
 def clock(data: Mapping[str, Any]) -> str:

@@ -650,6 +650,16 @@ def flash_quant(words: str, rows: str) -> Callable[..., str]:
     return render
 
 
+def ladder(say: Say, path: Path) -> str:
+    """What each step of a kernel of 8 bits or block-sparse is worth."""
+    import quant_tables
+
+    data = json.loads(path.read_text("utf-8"))
+    head, rows = quant_tables.ladder_table(data)
+    table = markdown([say(word) for word in head], rows)
+    return "\n".join([table, "", f"{where(data['environment'], say)} {quant_tables.clock(data)}."])
+
+
 def hstu_kernels(mode: str) -> Callable[..., str]:
     """Our dense HSTU attention beside NVIDIA's, in one mode."""
 
@@ -1147,6 +1157,10 @@ TABLES = {
     "hstu-dense-fwd-h200": Table(("hstu-dense-fwd-h200.json",), hstu_kernels("fwd")),
     "flash-ncu-h200": Table(("flash-ncu-h200.json",), flash_counters),
     "flash-quant-ncu-h200": Table(("flash-quant-ncu-h200.json",), launch_counters),
+    **{
+        f"{kernel}-ladder-h200": Table((f"{kernel}-ladder-h200.json",), ladder)
+        for kernel in ("flash-sparse", "flash-quant", "flash-sparse-quant")
+    },
     "flash-sparse-ncu-64-h200": Table(("flash-sparse-ncu-64-h200.json",), launch_counters),
     "flash-sparse-quant-ncu-h200": Table(("flash-sparse-quant-ncu-h200.json",), launch_counters),
     "hstu-jagged-h200": Table(("hstu-jagged-h200.json",), hstu_uneven),
