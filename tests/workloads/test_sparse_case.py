@@ -186,6 +186,20 @@ def test_a_file_that_is_no_map_of_the_case_is_refused(array, words, tmp_path, mo
         WORKLOAD.work(case)
 
 
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [("(2, 3, 8, 8", "TokenError"), ("(999999, 999999, 99, 99)", "MemoryError"), (f"({2**70},)", "OverflowError")],
+)
+def test_a_damaged_header_of_a_map_is_refused(shape, why, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTNBENCH_GIVEN_FILES", "")
+    header = f"{{'descr': '|b1', 'fortran_order': False, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    (tmp_path / "bad.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(384))
+    axis = next(axis for axis in WORKLOAD.axes if axis.name == "pattern")
+    case = case_of(pattern=axis.parse(str(tmp_path / "bad.npy")))
+    with pytest.raises(UsageError, match=rf"bad.npy@\w+ cannot be read \(\w*{why}\); a .npy or .safetensors file"):
+        block_map(case)
+
+
 @pytest.mark.parametrize(("dtype", "words"), [("bfloat16", "dtype=BF16"), ("float8_e4m3fn", "dtype=F8_E4M3")])
 def test_types_that_numpy_lacks_are_refused_in_a_map_and_may_lie_beside_one(dtype, words, tmp_path, monkeypatch):
     save = pytest.importorskip("safetensors.torch").save_file

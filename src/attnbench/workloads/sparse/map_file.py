@@ -30,7 +30,9 @@ def read_map(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     path = path_of("sparse", "pattern", name)
     try:
         found = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _tensor(str(path), name)
-    except (OSError, ValueError, EOFError) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # numpy's reader raises whatever a damaged header causes: MemoryError, TokenError …
         raise _wrong(name, f"cannot be read ({type(error).__name__})", "a .npy or .safetensors file") from None
     if not isinstance(found, np.ndarray):
         raise _wrong(name, "holds no array", "a .npy or .safetensors file")
