@@ -222,6 +222,21 @@ def test_how_maps_came_about_is_said():
     assert notes[-1] == "seed-003: SpargeAttn's defaults (sim 0.6, cdf 0.98) skip nothing on random data"
 
 
+def test_a_picture_says_of_every_map_how_it_came_about(tmp_path, monkeypatch):
+    drawn = []
+    vl_convert = pytest.importorskip("vl_convert")
+    monkeypatch.setattr(
+        vl_convert, "vegalite_to_png", lambda text, **_: drawn.append(text) or SIGNATURE + chunk(b"IEND", b"")
+    )
+    ways = [f"map predicted by SpargeAttn: simthreshd1 0, cdfthreshd 0.{cdf}" for cdf in range(2, 9)]
+    rows = [
+        record("sparge", 1.0, actual=0.1 * cdf, notes=(way,), seqlen=32768) for cdf, way in enumerate(ways, start=2)
+    ]
+    LAYOUT.write(imported_run("mine", "x", rows), tmp_path)
+    over_sparsity = next(json.loads(text) for text in drawn if '"actual sparsity, %"' in text)
+    assert over_sparsity["title"]["subtitle"][:-1] == ways
+
+
 def test_inputs_that_are_not_normal_are_said_and_have_lines_of_their_own(tmp_path):
     pytest.importorskip("vl_convert")
     rows = [record("flash-sparse", 1.0), record("flash-sparse", 2.0)]

@@ -5,7 +5,7 @@
     sparge_sparsity_plots/{time_ms,tflops}_actual_sparsity_seq32768_causal_{false,true}.png
 
 A given map is in the folder of the sparsity that its case requests, a predicted one in that of the sparsity it reached,
-to the nearest ten percent.  Dense rows are lines in all plots.
+to the nearest ten percent.  Dense rows are lines in all plots over length.
 
 Time is the mean.  TFLOP/s count 4 B H D S² FLOPs, halved under a causal mask, including skipped ones: the effective
 rate.  Backends have the seed's names fa2, sage2, sparge, sparge_fp8; others keep their own.  A PNG carries its numbers
@@ -265,7 +265,7 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
                 "mark": {"type": "line", "point": True},
                 "title": {
                     "text": f"{METRICS[metric]}, causal {str(first.causal).lower()}: {shape}",
-                    "subtitle": [*ways[:6], *(f"input {one}" for one in inputs), DEFAULTS],
+                    "subtitle": [*ways, *(f"input {one}" for one in inputs), DEFAULTS],
                 },
                 "encoding": {
                     "x": {"field": "x", "type": "quantitative", "title": title, "scale": scale, "axis": axis},
