@@ -1119,6 +1119,7 @@ LOADS = (
     "load-dlrm-v3-848-h200.json",
     "load-bench-h200.json",
     "load-bench-graph-h200.json",
+    "load-replay-h200.json",
 )
 POOLS = tuple(
     f"load-pool-{name}-h200.json"
@@ -1182,6 +1183,7 @@ TABLES = {
     "diff-speed": Table(("diff-simulated.json",), compared_speed),
     "report": Table(("report.json",), report_page),
     "serving-h200": Table(("hstu-serving-h200.json",), serving_sweep),
+    "serving-kuairand-h200": Table(("hstu-serving-kuairand-h200.json",), serving_sweep),
     "serving-explained-h200": Table(("hstu-serving-explained-h200.json",), serving_explained),
     "serving-steps-h200": Table(("hstu-serving-steps-h200.json",), serving_steps),
     "serving-host-hits-h200": Table(("hstu-serving-host-hits-h200.json",), serving_host_hits),
@@ -1213,6 +1215,7 @@ TABLES = {
     "quant-errors-h200": Table(("quant-h200.json",), sparse_table("distances", 4096)),
     "load-h200": Table(LOADS, loads),
     "load-pools-h200": Table(POOLS, loads),
+    "load-find-rate-h200": Table(("load-find-rate-h200.json",), loads),
     "load-generator-h200": Table(("load-generator-h200.jsonl",), generators),
     "call-cost-rows-h200": Table(("call-cost-rows-h200.json",), call_cost_rows_only),
     "call-cost-cpu": Table(("call-cost-cpu.json",), call_cost_cpu),
@@ -1223,6 +1226,9 @@ TABLES = {
         for name in (
             "suite-hstu-meta-h100",
             "hstu-serving-growth-h100",
+            "hstu-serving-pool-h200",
+            "serving-shapes-attention-h200",
+            "flash-fwd-32768-h200",
             "flash-double-128-h200",
             "flash-double-96-h200",
             "flash-sparse-double-64-h200",
