@@ -109,7 +109,7 @@ SWEEPS = (
         seqlen=16384,
         block="64x64",
         densities=(0.1, 0.3, 0.5),
-        forms=("m192n64w12s5-ws-lazy", "m128n64w8s6-ws-lazy", "m64n64w4s3-ws-lazy-x2"),
+        forms=("m192n64w12s5-ws-lazy", "m128n64w8s6-ws-lazy", "m64n64w4s3-ws-lazy-x2", "m64n128w4s3-ws-joint-lazy-x2"),
     ),
     Sweep(
         name="64x64",
@@ -117,7 +117,7 @@ SWEEPS = (
         headdim=64,
         block="64x64",
         densities=(0.1, 0.3, 0.5),
-        forms=("m192n64w12s6-ws-lazy", "m64n64w4s3-ws-lazy-x3"),
+        forms=("m192n64w12s6-ws-lazy", "m64n64w4s3-ws-lazy-x3", "m64n128w4s2-ws-lazy-x2"),
     ),
     Sweep(
         name="128x64",
@@ -125,7 +125,7 @@ SWEEPS = (
         block="128x64",
         densities=(0.1, 0.3, 0.5),
         patterns=("random",),
-        forms=("m192n64w12s5-ws-lazy", "m128n64w8s4-ws-lazy"),
+        forms=("m192n64w12s5-ws-lazy", "m128n64w8s4-ws-lazy", "m128n128w8s2-ws-deep-lazy"),
     ),
     Sweep(
         name="64x128",

@@ -61,9 +61,23 @@ def test_a_row_of_defaults_is_reached_by_some_shape():
             "m128n64w8s2-ws",
             Shape(dim=64, block_q=64),
             "blocks",
-            "several blocks of 64 queries, which need ws-lazy without deep and double; m64",
+            "several blocks of 64 queries, which need ws-lazy without deep, joint and double; m64",
         ),
-        ("m128n64w8s2-ws-lazy-double", Shape(dim=64, block_q=64), "blocks", "without deep and double; m64"),
+        ("m128n64w8s2-ws-lazy-double", Shape(dim=64, block_q=64), "blocks", "without deep, joint and double; m64"),
+        (
+            "m128n128w8s2-ws-lazy",
+            Shape(dim=64, block_q=64, block_k=64),
+            "blocks",
+            "has tiles of several blocks of queries and of keys; n64, or m64",
+        ),
+        ("m64n128w4s2-ws-joint-lazy", Shape(dim=64, block_k=64), "warpgroups", "joint with at least three stages; s3"),
+        ("m64n128w4s3-ws-joint-lazy-double", Shape(dim=64), "warpgroups", "joint only without double; joint"),
+        (
+            "m64n128w4s2-ws-lazy-x2",
+            Shape(dim=128, block_k=64),
+            "shared-memory",
+            "takes 145 KiB of shared memory, of 113 available; fewer stages",
+        ),
         ("m128n128w8s2-ws-double", Shape(dim=128), "warpgroups", "supports double weights only with lazy; lazy"),
         ("m64n64w4s3-ws-lazy-double-x3", Shape(dim=128), "registers", "takes about 160 registers a thread"),
         ("m128n64w8s2-ws", Shape(dim=64, capability=(8, 0)), "warpgroups", "is for sm_90, not sm_80; plain"),
@@ -88,7 +102,7 @@ def test_every_rule_is_tried_here():
 
 
 def test_words_of_the_hopper_path_are_refused_without_it():
-    with pytest.raises(ValueError, match=r"order=plain has no deep, lazy, double or x…; without, or order=ws"):
+    with pytest.raises(ValueError, match=r"order=plain has no deep, joint, lazy, double or x…; without, or order=ws"):
         SparseConfig.parse("m64n64w4s3-lazy")
 
 

@@ -23,8 +23,14 @@ CELLS = {
         ("m128n128w8s2-ws-deep-lazy", 128, (128, 128), True),
         ("m64n128w4s2-ws-lazy-x2", 64, (128, 128), True),
         ("m64n64w4s3-ws-lazy-x2", 128, (64, 64), True),
+        ("m64n128w4s3-ws-joint-lazy-x2", 128, (64, 64), True),
+        ("m128n128w8s2-ws-deep-lazy", 128, (128, 64), True),
     ],
-    "3.6": [("m64n64w4s3-ws-lazy-x3", 64, (64, 64), True), ("m128n64w8s4-ws-lazy", 128, (128, 64), True)],
+    "3.6": [
+        ("m64n64w4s3-ws-lazy-x3", 64, (64, 64), True),
+        ("m128n64w8s4-ws-lazy", 128, (128, 64), True),
+        ("m64n128w4s2-ws-lazy-x2", 64, (64, 64), True),
+    ],
 }
 MORE = {
     "pinned": [("m192n128w12s4-ws-lazy", 64, (128, 128), True), ("m192n64w12s5-ws-lazy", 128, (64, 64), False)],
@@ -37,6 +43,10 @@ MORE = {
         ("m128n64w8s4-ws-lazy-double", 128, (128, 64), True),
         ("m64n64w4s3-ws-lazy-double-x2", 128, (64, 64), False),
         ("m64n128w4s2-ws-lazy-double-x2", 64, (128, 128), False),
+        ("m64n128w4s3-ws-joint-lazy-x2", 128, (64, 64), False),
+        ("m64n64w4s6-ws-joint-lazy-x2", 128, (64, 64), False),
+        ("m128n128w8s2-ws-deep-lazy", 128, (128, 64), False),
+        ("m128n128w8s3-ws-deep-lazy", 64, (128, 64), False),
     ],
 }
 """Short form, dim, block, causal.  Each default by a Triton, by the oldest with `MORE` all.  Triton 3.9 keeps up to twelve
@@ -115,10 +125,17 @@ def test_products_run_beside_the_softmax_and_no_loop_spills(version):
     assert not {job.label: wrong for job, *cell in made if (wrong := faults(*cell, found[job.label], version))}
 
 
+def is_several(short: str, block_k: int) -> bool:
+    """Whether a tile has the keys of two blocks."""
+    return SparseConfig.parse(short).block_n > block_k
+
+
 def test_every_default_is_compiled():
-    held = {(cell[0], cell[1]) for cells in CELLS.values() for cell in cells}
+    held = {(short, dim, is_several(short, block[1])) for cells in CELLS.values() for short, dim, block, _ in cells}
     shipped = {
-        (row["config"], row["dim"]) for row in TABLE.rows("forward") if SparseConfig.parse(row["config"]).order == "ws"
+        (row["config"], row["dim"], is_several(row["config"], row.get("block_k", 128)))
+        for row in TABLE.rows("forward")
+        if SparseConfig.parse(row["config"]).order == "ws"
     }
     assert shipped
     assert shipped <= held

@@ -26,9 +26,17 @@ LENGTHS = ((1, 63), (127, 1000), (1000, 129), (1000, 1000), (2100, 4100))
 FORMS = {
     (64, (128, 128)): ("m192n128w12s4-ws-lazy", "m256n64w16s6-ws-lazy", "m128n128w8s3-ws"),
     (128, (128, 128)): ("m128n128w8s2-ws-deep-lazy", "m64n64w4s3-ws-x2", "m128n128w8s2-ws-lazy-double"),
-    (128, (64, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s6-ws-lazy", "m64n64w4s3-ws-lazy-double-x2"),
+    (64, (64, 64)): ("m64n128w4s2-ws-lazy-x2", "m64n128w4s5-ws-joint-lazy-x2"),
+    (64, (128, 64)): ("m128n128w8s4-ws-lazy", "m64n128w4s2-ws-lazy-x2"),
+    (128, (64, 64)): (
+        "m192n64w12s5-ws-lazy",
+        "m128n64w8s6-ws-lazy",
+        "m64n64w4s3-ws-lazy-double-x2",
+        "m64n128w4s3-ws-joint-lazy-x2",
+        "m64n64w4s6-ws-joint-lazy-x2",
+    ),
     (128, (64, 128)): ("m192n64w12s5-ws-lazy",),
-    (128, (128, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s4-ws-lazy"),
+    (128, (128, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s4-ws-lazy", "m128n128w8s2-ws-deep-lazy"),
 }
 
 
@@ -89,15 +97,22 @@ def test_a_full_map_is_dense_attention(dim, causal):
     torch.testing.assert_close(found[1], lse, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_values_of_blocks_that_a_row_does_not_list_change_nothing(block):
+@pytest.mark.parametrize(
+    ("block", "short"),
+    [
+        *((block, None) for block in BLOCKS),
+        pytest.param((64, 64), "m64n128w4s3-ws-joint-lazy-x2", marks=pytest.mark.hopper),
+        pytest.param((128, 64), "m128n128w8s2-ws-deep-lazy", marks=pytest.mark.hopper),
+    ],
+)
+def test_values_of_blocks_that_a_row_does_not_list_change_nothing(block, short):
     inputs = inputs_of(1000, heads=2, dim=128, block=block, density=1.0, device="cuda")
     inputs.block_map[:, :, 0, 2] = False
-    out, lse = attend(inputs)
+    out, lse = attend(inputs, short)
     poison = replace(inputs, k=inputs.k.clone(), v=inputs.v.clone())
     where = slice(2 * block[1], 3 * block[1])
     poison.k[:, where], poison.v[:, where] = torch.nan, torch.nan
-    found, sums = attend(poison)
+    found, sums = attend(poison, short)
     assert torch.equal(found[:, : block[0]], out[:, : block[0]])
     assert torch.equal(sums[:, :, : block[0]], lse[:, :, : block[0]])
 

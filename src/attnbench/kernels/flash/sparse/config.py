@@ -30,15 +30,16 @@ class SparseConfig(LaunchConfig):
     block_m: Annotated[int, Spelled("m{}", (64, 128, 192, 256))]
     "queries of a tile: those of a block, half of them, or those of several blocks, whose keys are loaded once (ws)"
     block_n: Annotated[int, Spelled("n{}", (32, 64, 128))]
-    "keys of a tile: those of a block, or a part of them"
+    "keys of a tile: those of a block, a part of them, or those of two blocks of a list (ws)"
     warps: Annotated[int, Spelled("w{}", (4, 8, 12, 16))]
     "warps that compute products"
     stages: Annotated[int, Spelled("s{}", (1, 2, 3, 4, 5, 6))]
     "pipeline stages: tiles of keys and values in flight"
     order: Annotated[str, Spelled("-{}", ("plain", "ws"), far=3)] = "plain"
     "plain: the portable kernel; ws: the Hopper kernel, a producer warp and consumer warpgroups of 64 rows each"
-    rings: Annotated[str, Spelled("-{}", ("even", "deep"))] = "even"
-    "even: as many key tiles in flight as value tiles; deep: one key tile more (ws)"
+    rings: Annotated[str, Spelled("-{}", ("even", "deep", "joint"))] = "even"
+    """even: as many key tiles in flight as value tiles; deep: one key tile more; joint: one ring for both, of which a stage
+    holds the keys of a tile, and then its values (ws)"""
     rescale: Annotated[str, Spelled("-{}", ("eager", "lazy"))] = "eager"
     "when the output is rescaled: eager: as soon as the factor is known; lazy: while the next score product runs (ws)"
     weights: Annotated[str, Spelled("-{}", ("held", "double"))] = "held"
@@ -54,7 +55,7 @@ class SparseConfig(LaunchConfig):
             "held",
             1,
         ):
-            raise ValueError("order=plain has no deep, lazy, double or x…; without, or order=ws")
+            raise ValueError("order=plain has no deep, joint, lazy, double or x…; without, or order=ws")
 
     @property
     def groups(self) -> int:
@@ -65,6 +66,11 @@ class SparseConfig(LaunchConfig):
     def key_stages(self) -> int:
         """Key tiles in flight (ws)."""
         return self.stages + (self.rings == "deep")
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of keys and of values that a ws program has room for."""
+        return self.stages if self.rings == "joint" else self.key_stages + self.stages
 
     def unit(self, block_q: int) -> int:
         """Queries of a unit, which has a list: those of a block, or half of them if a tile has one and a half blocks."""
@@ -108,7 +114,7 @@ def query_tiles(config: SparseConfig, shape: Shape) -> int:
 
 def shared_bytes(config: SparseConfig, shape: Shape, tiles: int = 1) -> int:
     """Shared memory of a ws program with so many query tiles, without its barriers, which take less than 2 KiB."""
-    rows = (config.key_stages + config.stages) * config.block_n + tiles * config.block_m
+    rows = config.tiles * config.block_n + tiles * config.block_m
     return rows * shape.columns * shape.item_bytes
 
 
@@ -116,10 +122,13 @@ def _blocks(config: SparseConfig, shape: Shape) -> str | None:
     form = config.order, config.rings, config.rescale, config.weights
     if config.block_m > shape.block_q and form != ("ws", "even", "lazy", "held"):
         return (
-            f"has tiles of several blocks of {shape.block_q} queries, which need ws-lazy without deep and double; "
+            f"has tiles of several blocks of {shape.block_q} queries, which need ws-lazy without deep, joint and double; "
             f"m{shape.block_q}"
         )
-    if shape.block_k % config.block_n:
+    several = config.block_n > shape.block_k
+    if several and config.order == "ws" and config.share(shape.block_q) > 1:
+        return f"has tiles of several blocks of queries and of keys; n{shape.block_k}, or m{shape.block_q}"
+    if several and config.order == "plain":
         return f"has tiles of {config.block_n} keys, and blocks have {shape.block_k}; n{shape.block_k}"
     return None
 
@@ -137,6 +146,8 @@ def _hopper(config: SparseConfig, shape: Shape) -> str | None:
         (config.warps != config.block_m // 16, "needs 64 rows for four warps; such as m128w8"),
         (config.block_n < 64, "needs tiles of at least 64 keys; n64"),
         (config.stages < 2, "needs at least two stages; s2"),
+        (config.rings == "joint" and config.stages < 3, "supports joint with at least three stages; s3"),
+        (config.rings == "joint" and config.weights == "double", "supports joint only without double; joint"),
         (config.weights == "double" and config.rescale != "lazy", "supports double weights only with lazy; lazy"),
     )
     return next((f"has the order ws, which {said}" for wrong, said in whys if wrong), None)
@@ -195,7 +206,7 @@ def space(shape: Shape) -> list[SparseConfig]:
             (64, 128, 192, 256),
             (64, 128),
             (2, 3, 4, 5, 6),
-            ("even", "deep"),
+            ("even", "deep", "joint"),
             ("eager", "lazy"),
             ("held", "double"),
             (1, 2, 3),

@@ -4,6 +4,8 @@
     producer      fetches a row of the map, longest first; loads its queries, then the listed key and value tiles
     consumer      `flash.hopper.attend`: QKᵀ of a tile overlaps with PV of the previous tile
 
+A tile of keys is a block, a part of one, or two blocks of a list, each loaded into its half.
+
 Lists are processed from the last block to the first: the blocks that a causal mask or the end of the keys cuts off are
 the last ones, and all others go through the loop without a mask.  A work item is a row of the map, or half of one, of a
 head; programs fetch work items from an atomic counter.
@@ -30,6 +32,7 @@ from attnbench.kernels.flash.sparse.problem import wrong
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import (
     ROWS,
+    Ring,
     Rings,
     allocate_barriers,
     allocate_ring,
@@ -62,12 +65,30 @@ def consume_lists(consumer, WARPGROUP: gl.constexpr):
         consume(consumer, WARPGROUP)
 
 
+@gluon.jit
+@no_type_check
+def allocate_tiles(desc, STAGES: gl.constexpr, BLOCKS: gl.constexpr):
+    """Shared memory of STAGES tiles, each of BLOCKS of `desc`'s boxes; before warp specialization."""
+    ROWS_OF_TILE: gl.constexpr = desc.block_shape[2] * BLOCKS
+    return gl.allocate_shared_memory(desc.dtype, [STAGES, 1, 1, ROWS_OF_TILE, 1, desc.block_shape[4]], desc.layout)
+
+
+@gluon.jit
+@no_type_check
+def ring_of(tiles, CONSUMERS: gl.constexpr):
+    """A ring of these tiles with mbarriers of its own; before warp specialization."""
+    STAGES: gl.constexpr = tiles.shape[0]
+    return Ring(tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS), STAGES, tiles.shape[5])
+
+
 class ForwardMeta(NamedTuple):
     """Compile-time constants of `flash_sparse_hopper_forward`."""
 
     CAUSAL: bool
     BLOCK_Q: int
     BLOCK_K: int
+    PARTS: int
+    BLOCKS: int
     SHARE: int
     BLOCK_N: int
     BLOCK_V: int
@@ -75,6 +96,7 @@ class ForwardMeta(NamedTuple):
     STAGES: int
     ROOM: int
     GROUPS: int
+    JOINT: bool
     LAZY: bool
     DOUBLE: bool
     REGISTERS: int
@@ -114,7 +136,12 @@ def flash_sparse_hopper_forward(
     for _index in gl.static_range(GROUPS):
         q_rings = q_rings + (allocate_ring(q_desc, META.ROOM, 1),)
         no_rests = no_rests + ((),)
-    rings = Rings(q_rings, allocate_ring(k_desc, META.KEY_STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
+    keys = allocate_tiles(k_desc, META.KEY_STAGES, META.BLOCKS)
+    k_ring = ring_of(keys, GROUPS)
+    values = keys
+    if not META.JOINT:
+        values = allocate_tiles(v_desc, META.STAGES, META.BLOCKS)
+    rings = Rings(q_rings, k_ring, ring_of(values, GROUPS))
     turns = allocate_barriers(GROUPS, 1)
     queue = allocate_work_queue(GROUPS, WORK_FIELDS)
     fence_async_shared()
@@ -136,7 +163,9 @@ def flash_sparse_hopper_forward(
         seqlen_k=seqlen_k,
         BLOCK_Q=META.BLOCK_Q,
         BLOCK_K=META.BLOCK_K,
-        PARTS=META.BLOCK_K // META.BLOCK_N,
+        PARTS=META.PARTS,
+        BLOCKS=META.BLOCKS,
+        JOINT=META.JOINT,
         SHARE=META.SHARE,
         GROUPS=GROUPS,
     )
@@ -154,7 +183,8 @@ def flash_sparse_hopper_forward(
         HAS_RIGHT=META.CAUSAL,
         BLOCK_Q=META.BLOCK_Q,
         BLOCK_K=META.BLOCK_K,
-        PARTS=META.BLOCK_K // META.BLOCK_N,
+        PARTS=META.PARTS,
+        BLOCKS=META.BLOCKS,
         SHARE=META.SHARE,
     )
     consumer = Consumer(
@@ -254,7 +284,8 @@ def launch_hopper_forward(
                 "rows and heads a multiple of 16 bytes apart, sequences one after another, or order=plain",
             )
     shape = Shape(dim=q.shape[-1], block_q=problem.block_q, block_k=problem.block_k, item_bytes=q.element_size())
-    tile = {"q": ROWS.value, "k": config.block_n, "v": config.block_n, "out": ROWS.value}
+    box = min(config.block_n, problem.block_k)
+    tile = {"q": ROWS.value, "k": box, "v": box, "out": ROWS.value}
     dims = block_of(q.shape[-1])
     described = {f"{name}_desc": rows_of(x, tile[name], dims) for name, x in tensors.items()}
     items = all_lists * max(1, problem.block_q // config.block_m)
@@ -284,6 +315,8 @@ def launch_hopper_forward(
             CAUSAL=problem.causal,
             BLOCK_Q=lists.unit,
             BLOCK_K=problem.block_k,
+            PARTS=problem.block_k // box,
+            BLOCKS=config.block_n // box,
             SHARE=lists.share,
             BLOCK_N=config.block_n,
             BLOCK_V=dims,
@@ -291,6 +324,7 @@ def launch_hopper_forward(
             STAGES=config.stages,
             ROOM=query_tiles(config, shape),
             GROUPS=config.groups,
+            JOINT=config.rings == "joint",
             LAZY=config.rescale == "lazy",
             DOUBLE=config.weights == "double",
             REGISTERS=config.consumer_registers,

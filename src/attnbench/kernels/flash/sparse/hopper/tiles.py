@@ -1,7 +1,7 @@
-# ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
+# ruff: noqa: ANN001, ANN201, RUF005 (bodies of kernels are not Python)
 """Tiles of listed key blocks, for the block-sparse forward for Hopper: their first keys, and their masks.
 
-A tile is a block of keys, or one of its PARTS parts.
+A tile is a block of keys, one of its PARTS parts, or BLOCKS consecutive blocks of a list, which need not be adjacent.
 """
 
 from __future__ import annotations
@@ -28,6 +28,19 @@ def place_of(places, tile, PARTS: gl.constexpr):
     """Position of a unit's own tile in its list; 0 for an index before the first."""
     at = gl.maximum(tile, 0)
     return gl.load(places + at // PARTS, mask=tile >= 0, other=0) * PARTS + at % PARTS
+
+
+@gluon.jit
+@no_type_check
+def blocks_of(indices, tile, listed, PARTS: gl.constexpr, BLOCKS: gl.constexpr):
+    """The block or the two blocks of a tile of a list of `listed` blocks: a tuple.
+
+    Of an odd number the last tile has the last block twice, and `ListMask` hides the second.
+    """
+    blocks = (gl.load(indices + tile * BLOCKS // PARTS),)
+    if BLOCKS == 2:
+        blocks = blocks + (gl.load(indices + gl.minimum(tile * 2 + 1, listed - 1)),)
+    return blocks
 
 
 @gluon.jit
@@ -61,6 +74,7 @@ class ListMask:
     BLOCK_Q: gl.constexpr
     BLOCK_K: gl.constexpr
     PARTS: gl.constexpr
+    BLOCKS: gl.constexpr
     SHARE: gl.constexpr
 
     @gluon.jit
@@ -68,10 +82,18 @@ class ListMask:
     def hide_tile(self, scores, work, tile, row):
         """Scores of a tile of a work item's list with hidden ones set to -∞; rows begin at `row`."""
         number = (work.batch * self.heads + work.head) * self.lists + work.first // (self.BLOCK_Q * self.SHARE)
-        block = gl.load(list_of(self.indices_ptr, number, self.columns) + tile // self.PARTS)
-        return hide(
-            scores, row, key_of(block, tile, self.BLOCK_K, self.PARTS), work.keys, work.keys - work.queries, self
-        )
+        indices = list_of(self.indices_ptr, number, self.columns)
+        if self.BLOCKS == 1:
+            block = gl.load(indices + tile // self.PARTS)
+            at = key_of(block, tile, self.BLOCK_K, self.PARTS)
+        else:
+            listed = gl.load(self.counts_ptr + number)
+            first, second = blocks_of(indices, tile, listed, self.PARTS, self.BLOCKS)
+            # A block that is not there begins after the last key.
+            second = gl.where(tile * 2 + 1 < listed, second * self.BLOCK_K, work.keys)
+            columns = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))[None, :]
+            at = gl.where(columns < self.BLOCK_K, first * self.BLOCK_K, second - self.BLOCK_K)
+        return hide(scores, row, at, work.keys, work.keys - work.queries, self)
 
     @gluon.jit
     @no_type_check
