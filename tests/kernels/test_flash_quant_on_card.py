@@ -55,6 +55,13 @@ def test_the_default_is_the_recipe_at_every_length(dim, causal):
 
 
 @pytest.mark.parametrize("dim", [64, 128])
+def test_a_video_of_17776_rows_is_the_recipe(dim):
+    """The oracle keeps some 10 GiB of scores."""
+    inputs = inputs_of(17_776, dim=dim, device="cuda")
+    held(inputs, *attend(inputs), **order_of(dim))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
 def test_other_forms_are_the_recipe(dim):
     for short, causal in product(FORMS[dim], (False, True)):
         inputs = inputs_of(1000, 1100, heads=2, dim=dim, causal=causal, device="cuda")

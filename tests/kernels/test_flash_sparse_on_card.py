@@ -19,7 +19,7 @@ from attnbench.kernels.flash.sparse.problem import BLOCKS
 from attnbench.workloads.sparse import WORKLOAD
 from attnbench.workloads.sparse.inputs import make_inputs
 
-from .sparse_cases import held, inputs_of
+from .sparse_cases import held, inputs_of, truth_of
 
 pytestmark = pytest.mark.gpu
 LENGTHS = ((1, 63), (127, 1000), (1000, 129), (1000, 1000), (2100, 4100))
@@ -65,6 +65,18 @@ def test_the_default_is_right_at_every_length(block, dim, causal):
             device="cuda",
         )
         held(inputs, *attend(inputs))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("block", [(64, 64), (128, 128)])
+def test_a_video_of_17776_rows_is_right(block, dim):
+    """The oracle keeps some 10 GiB of scores."""
+    for causal in (False, True):
+        inputs = inputs_of(17_776, dim=dim, block=block, density=0.2, causal=causal, device="cuda")
+        (out, lse), (want, want_lse) = attend(inputs), truth_of(inputs)
+        # By the row: the more keys a row sees, the smaller its output.
+        assert ((out - want).abs().sum(-1) <= 2**-6 * want.abs().sum(-1)).all()
+        torch.testing.assert_close(lse.double(), want_lse, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("dim", [24, 100])
