@@ -109,7 +109,13 @@ SWEEPS = (
         seqlen=16384,
         block="64x64",
         densities=(0.1, 0.3, 0.5),
-        forms=("m192n64w12s5-ws-lazy", "m128n64w8s6-ws-lazy", "m64n64w4s3-ws-lazy-x2", "m64n128w4s3-ws-joint-lazy-x2"),
+        forms=(
+            "m192n64w12s5-ws-lazy",
+            "m128n64w8s6-ws-lazy",
+            "m64n64w4s3-ws-lazy-x2",
+            "m64n64w4s3-ws-lazy-rs-x2",
+            "m64n128w4s3-ws-joint-lazy-x2",
+        ),
     ),
     Sweep(
         name="64x64",

@@ -61,9 +61,9 @@ def test_a_row_of_defaults_is_reached_by_some_shape():
             "m128n64w8s2-ws",
             Shape(dim=64, block_q=64),
             "blocks",
-            "several blocks of 64 queries, which need ws-lazy without deep, joint and double; m64",
+            "several blocks of 64 queries, which need ws-lazy without deep, joint, double and rs; m64",
         ),
-        ("m128n64w8s2-ws-lazy-double", Shape(dim=64, block_q=64), "blocks", "without deep, joint and double; m64"),
+        ("m128n64w8s2-ws-lazy-double", Shape(dim=64, block_q=64), "blocks", "without deep, joint, double and rs; m64"),
         (
             "m128n128w8s2-ws-lazy",
             Shape(dim=64, block_q=64, block_k=64),
@@ -71,6 +71,8 @@ def test_a_row_of_defaults_is_reached_by_some_shape():
             "has tiles of several blocks of queries and of keys; n64, or m64",
         ),
         ("m64n128w4s2-ws-joint-lazy", Shape(dim=64, block_k=64), "warpgroups", "joint with at least three stages; s3"),
+        ("m64n64w4s3-ws-rs", Shape(dim=64), "warpgroups", "supports rs only with lazy and without double; lazy"),
+        ("m64n64w4s3-ws-lazy-rs-x3", Shape(dim=128), "registers", "takes about 176 registers a thread"),
         ("m64n128w4s3-ws-joint-lazy-double", Shape(dim=64), "warpgroups", "joint only without double; joint"),
         (
             "m64n128w4s2-ws-lazy-x2",
@@ -102,7 +104,9 @@ def test_every_rule_is_tried_here():
 
 
 def test_words_of_the_hopper_path_are_refused_without_it():
-    with pytest.raises(ValueError, match=r"order=plain has no deep, joint, lazy, double or x…; without, or order=ws"):
+    with pytest.raises(
+        ValueError, match=r"order=plain has no deep, joint, lazy, double, rs or x…; without, or order=ws"
+    ):
         SparseConfig.parse("m64n64w4s3-lazy")
 
 

@@ -20,6 +20,7 @@ from .test_flash_hopper_forward import attend as attend_densely
 
 ONE, TWO, SHARED, THREE = "m64n64w4s2-ws-lazy-x2", "m128n64w8s2-ws", "m128n64w8s2-ws-lazy", "m192n64w12s3-ws-lazy"
 WIDE = "m128n128w8s2-ws-deep-lazy"
+RS = "m64n64w4s3-ws-lazy-rs-x2"
 PAIRS, JOINT = "m64n128w4s2-ws-lazy-x2", "m64n128w4s3-ws-joint-lazy-x2"
 CASES = {
     "one-query": ({"seqlen": 1, "seqlen_k": 129, "causal": True, "density": 1.0}, ONE),
@@ -62,6 +63,12 @@ CASES = {
     "pairs-96-dims-fp16": ({"seqlen": 140, "dim": 96, "block": (128, 64), "dtype": torch.float16}, WIDE),
     "pairs-eager-fp16": ({"seqlen": 200, "causal": True, "dtype": torch.float16}, "m64n128w4s3-ws-joint"),
     "pairs-double": ({"seqlen": 700, "block": (128, 64), "causal": True}, "m128n128w8s3-ws-lazy-double"),
+    "rs-grouped": ({"seqlen": 290, "seqlen_k": 500, "heads": 2, "heads_kv": 1, "causal": True}, RS),
+    "rs-rows-without-keys": ({"seqlen": 300, "seqlen_k": 70, "causal": True, "density": 1.0, "batch": 2}, RS),
+    "rs-nothing-listed": ({"seqlen": 150, "density": 0.0, "heads": 2}, RS),
+    "rs-two-query-tiles": ({"seqlen": 400, "block": (128, 64), "dtype": torch.float16}, "m128n64w8s4-ws-lazy-rs"),
+    "rs-pairs": ({"seqlen": 290, "dim": 128, "causal": True}, "m64n128w4s3-ws-joint-lazy-rs-x2"),
+    "rs-parts": ({"seqlen": 200, "seqlen_k": 400, "block": (64, 128), "causal": True}, RS),
     "joint": ({"seqlen": 700, "causal": True, "density": 0.4}, "m64n64w4s6-ws-joint-lazy-x2"),
     "joint-two-groups": ({"seqlen": 500, "block": (128, 128), "causal": True}, "m128n64w8s3-ws-joint-lazy"),
 }
@@ -95,7 +102,7 @@ def test_right_for_every_mask_and_length(name):
     held(inputs, *attend(inputs, short, seed=len(name)))
 
 
-@pytest.mark.parametrize("short", [ONE, SHARED, JOINT])
+@pytest.mark.parametrize("short", [ONE, SHARED, JOINT, RS])
 def test_the_bits_are_the_same_in_any_order_of_its_parts(short):
     inputs = inputs_of(140, 330, heads=2, dim=40)
     first, *others = [attend(inputs, short, seed)[0] for seed in range(4)]
@@ -126,7 +133,7 @@ def test_a_video_of_17776_rows_is_right_at_both_ends():
         held(part, out[:, rows], lse[:, :, rows])
 
 
-@pytest.mark.parametrize("short", [ONE, SHARED, PAIRS, JOINT])
+@pytest.mark.parametrize("short", [ONE, SHARED, PAIRS, JOINT, RS])
 def test_a_row_never_looks_at_a_block_that_only_others_list(short):
     inputs = inputs_of(128, 300, dim=40, density=1.0)
     inputs.block_map[:, :, 0, 2] = False
@@ -168,7 +175,8 @@ def test_a_tensor_it_cannot_describe_is_refused_by_name():
 
 def form_of(short, block):
     config = SparseConfig.parse(short)
-    return config.groups, config.share(block[0]) > 1, config.block_n > block[1], config.rings == "joint"
+    several = config.share(block[0]) > 1, config.block_n > block[1]
+    return config.groups, *several, config.rings == "joint", config.scores
 
 
 def test_every_default_of_the_hopper_path_has_a_form_that_ran_here():

@@ -24,6 +24,7 @@ CELLS = {
         ("m64n128w4s2-ws-lazy-x2", 64, (128, 128), True),
         ("m64n64w4s3-ws-lazy-x2", 128, (64, 64), True),
         ("m64n128w4s3-ws-joint-lazy-x2", 128, (64, 64), True),
+        ("m64n64w4s3-ws-lazy-rs-x2", 128, (64, 64), True),
         ("m128n128w8s2-ws-deep-lazy", 128, (128, 64), True),
     ],
     "3.6": [
@@ -45,6 +46,8 @@ MORE = {
         ("m64n128w4s2-ws-lazy-double-x2", 64, (128, 128), False),
         ("m64n128w4s3-ws-joint-lazy-x2", 128, (64, 64), False),
         ("m64n64w4s6-ws-joint-lazy-x2", 128, (64, 64), False),
+        ("m64n64w4s3-ws-lazy-rs-x2", 128, (64, 64), False),
+        ("m64n128w4s3-ws-joint-lazy-rs-x2", 128, (64, 64), False),
         ("m128n128w8s2-ws-deep-lazy", 128, (128, 64), False),
         ("m128n128w8s3-ws-deep-lazy", 64, (128, 64), False),
     ],

@@ -34,6 +34,8 @@ FORMS = {
         "m64n64w4s3-ws-lazy-double-x2",
         "m64n128w4s3-ws-joint-lazy-x2",
         "m64n64w4s6-ws-joint-lazy-x2",
+        "m64n64w4s3-ws-lazy-rs-x2",
+        "m64n128w4s3-ws-joint-lazy-rs-x2",
     ),
     (128, (64, 128)): ("m192n64w12s5-ws-lazy",),
     (128, (128, 64)): ("m192n64w12s5-ws-lazy", "m128n64w8s4-ws-lazy", "m128n128w8s2-ws-deep-lazy"),
@@ -114,6 +116,7 @@ def test_a_full_map_is_dense_attention(dim, causal):
     [
         *((block, None) for block in BLOCKS),
         pytest.param((64, 64), "m64n128w4s3-ws-joint-lazy-x2", marks=pytest.mark.hopper),
+        pytest.param((64, 64), "m64n64w4s3-ws-lazy-rs-x2", marks=pytest.mark.hopper),
         pytest.param((128, 64), "m128n128w8s2-ws-deep-lazy", marks=pytest.mark.hopper),
     ],
 )

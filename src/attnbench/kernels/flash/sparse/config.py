@@ -44,18 +44,16 @@ class SparseConfig(LaunchConfig):
     "when the output is rescaled: eager: as soon as the factor is known; lazy: while the next score product runs (ws)"
     weights: Annotated[str, Spelled("-{}", ("held", "double"))] = "held"
     "double: weights are double-buffered in registers, as in the dense forward (ws, with lazy)"
+    scores: Annotated[str, Spelled("-{}", ("ss", "rs"))] = "ss"
+    "where score products read queries: ss: in shared memory; rs: in registers (ws)"
     programs: Annotated[int, Spelled("-x{}", (1, 2, 3))] = 1
     "resident programs of an SM (ws)"
 
     def __post_init__(self) -> None:
         LaunchConfig.__post_init__(self)
-        if self.order == "plain" and (self.rings, self.rescale, self.weights, self.programs) != (
-            "even",
-            "eager",
-            "held",
-            1,
-        ):
-            raise ValueError("order=plain has no deep, joint, lazy, double or x…; without, or order=ws")
+        ws = self.rings, self.rescale, self.weights, self.scores, self.programs
+        if self.order == "plain" and ws != ("even", "eager", "held", "ss", 1):
+            raise ValueError("order=plain has no deep, joint, lazy, double, rs or x…; without, or order=ws")
 
     @property
     def groups(self) -> int:
@@ -119,10 +117,10 @@ def shared_bytes(config: SparseConfig, shape: Shape, tiles: int = 1) -> int:
 
 
 def _blocks(config: SparseConfig, shape: Shape) -> str | None:
-    form = config.order, config.rings, config.rescale, config.weights
-    if config.block_m > shape.block_q and form != ("ws", "even", "lazy", "held"):
+    form = config.order, config.rings, config.rescale, config.weights, config.scores
+    if config.block_m > shape.block_q and form != ("ws", "even", "lazy", "held", "ss"):
         return (
-            f"has tiles of several blocks of {shape.block_q} queries, which need ws-lazy without deep, joint and double; "
+            f"has tiles of several blocks of {shape.block_q} queries, which need ws-lazy without deep, joint, double and rs; "
             f"m{shape.block_q}"
         )
     several = config.block_n > shape.block_k
@@ -148,6 +146,10 @@ def _hopper(config: SparseConfig, shape: Shape) -> str | None:
         (config.stages < 2, "needs at least two stages; s2"),
         (config.rings == "joint" and config.stages < 3, "supports joint with at least three stages; s3"),
         (config.rings == "joint" and config.weights == "double", "supports joint only without double; joint"),
+        (
+            config.scores == "rs" and (config.rescale, config.weights) != ("lazy", "held"),
+            "supports rs only with lazy and without double; lazy",
+        ),
         (config.weights == "double" and config.rescale != "lazy", "supports double weights only with lazy; lazy"),
     )
     return next((f"has the order ws, which {said}" for wrong, said in whys if wrong), None)
@@ -156,9 +158,10 @@ def _hopper(config: SparseConfig, shape: Shape) -> str | None:
 def _registers(config: SparseConfig, shape: Shape) -> str | None:
     if config.order != "ws":
         return None
-    # Output, scores, weights as an operand (double: of two tiles), and about thirty for rows and sizes.
+    # Output, scores, weights as an operand (double: of two tiles), queries (rs), and about thirty for rows and sizes.
     scores = 2.0 if config.weights == "double" else 1.5
-    need = round((shape.columns + config.block_n * scores) / 2) + 32
+    queries = shape.columns // 4 if config.scores == "rs" else 0
+    need = round((shape.columns + config.block_n * scores) / 2) + queries + 32
     if need <= config.consumer_registers:
         return None
     return f"takes about {need} registers a thread, of {config.consumer_registers} available; fewer programs or keys"
@@ -200,15 +203,17 @@ def space(shape: Shape) -> list[SparseConfig]:
             rings=rings,
             rescale=rescale,
             weights=weights,
+            scores=scores,
             programs=programs,
         )
-        for m, n, stages, rings, rescale, weights, programs in product(
+        for m, n, stages, rings, rescale, weights, scores, programs in product(
             (64, 128, 192, 256),
             (64, 128),
             (2, 3, 4, 5, 6),
             ("even", "deep", "joint"),
             ("eager", "lazy"),
             ("held", "double"),
+            ("ss", "rs"),
             (1, 2, 3),
         )
     )

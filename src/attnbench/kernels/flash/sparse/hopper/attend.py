@@ -1,12 +1,14 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Consumer warpgroups of the block-sparse forward for Hopper, for work items that several rows of the map share.
+"""Consumer warpgroups of the block-sparse forward for Hopper: items of several rows of the map, and queries in registers.
 
-Keys and values are loaded once for all rows, both tiles on one barrier.  A warpgroup processes the tiles that its own row
-of the map selects, at the positions in its list of places, and releases the other tiles as they arrive.
+Of an item of several rows keys and values are loaded once, both tiles on one barrier.  A warpgroup processes the tiles that
+its own row of the map selects, at the positions in its list of places, and releases the other tiles as they arrive.
 
 The warpgroup's next tile may be many positions ahead, and while it holds a tile the producer can only run ahead by the
 length of the ring.  So only nearby tiles form a run, in which a tile's scores are computed while the value product of the
 previous tile runs; between runs no tile is held.
+
+With queries in registers, the loop is that of `flash.hopper.attend`, and score products read only keys from shared memory.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
-from attnbench.kernels.flash.hopper.attend import scores_of
+from attnbench.kernels.flash.hopper.attend import scores_of, through_keys
 from attnbench.kernels.flash.hopper.epilogue import epilogue
+from attnbench.kernels.flash.hopper.pieces import zero_output
 from attnbench.kernels.flash.hopper.tiles import fold, keep_in_place, read_work, sums_of
 from attnbench.kernels.flash.sparse.hopper.tiles import place_of
 from attnbench.kernels.flash.tiles import Softmax
@@ -104,6 +107,28 @@ def through_places(q, acc, row_max, sums, consumer, count, done, row, places, le
 
 @gluon.jit
 @no_type_check
+def finish(consumer, acc, row_max, sums, done, row, WARPGROUP: gl.constexpr):
+    """Store a work item's output through the buffer of its queries, which have been read, and release both."""
+    q_ring = consumer.rings.q[WARPGROUP]
+    place = q_ring.tiles.index(done % q_ring.STAGES)
+    epilogue(
+        consumer=consumer,
+        acc=acc,
+        row_max=row_max,
+        sums=sums,
+        place=place,
+        second_place=place,
+        done=done,
+        row=row,
+        ALONE=True,
+    )
+    consumer.queue.release(done)
+    if q_ring.STAGES == 1:
+        q_ring.release_stored(done + 1)
+
+
+@gluon.jit
+@no_type_check
 def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
     """Attend to a row's part of a work item and store the output.  Returns the new tile count."""
     BLOCK_V: gl.constexpr = consumer.BLOCK_V
@@ -134,35 +159,61 @@ def attend_shared(consumer, count, done, WARPGROUP: gl.constexpr):
         end=end,
         split=work.split,
     )
-    # The queries have been read: their buffer takes the output.
-    place = q_ring.tiles.index(done % q_ring.STAGES)
-    epilogue(
-        consumer=consumer,
-        acc=(softmax.acc,),
-        row_max=softmax.row_max,
-        sums=softmax.sums,
-        place=place,
-        second_place=place,
-        done=done,
-        row=row,
-        ALONE=True,
-    )
-    consumer.queue.release(done)
-    if q_ring.STAGES == 1:
-        q_ring.release_stored(done + 1)
+    finish(consumer, (softmax.acc,), softmax.row_max, softmax.sums, done, row, WARPGROUP)
     return count + end
 
 
 @gluon.jit
 @no_type_check
-def consume_shared(consumer, WARPGROUP: gl.constexpr):
+def attend_held(consumer, count, done, WARPGROUP: gl.constexpr):
+    """Attend to a work item's keys with the queries in registers, and store the output.  Returns the new tile count."""
+    BLOCK_V: gl.constexpr = consumer.BLOCK_V
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, consumer.BLOCK_N, 16])
+    q_ring = consumer.rings.q[WARPGROUP]
+    work = read_work(consumer.queue, done)
+    row = work.first + WARPGROUP * ROWS
+    end = work.end - consumer.mask.unseen(row, work, consumer.BLOCK_N)
+    acc = zero_output(BLOCK_V, 0)
+    row_max = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+    sums = sums_of(gl.zeros([ROWS, consumer.BLOCK_N], gl.float32, SCORES))
+    q_ring.wait(done)
+    if work.begin < end:
+        softmax, count = through_keys(
+            held=row,
+            q=(q_ring.tile(done).load(gl.DotOperandLayout(0, SCORES, 2)),),
+            acc=acc,
+            row_max=row_max,
+            sums=sums,
+            consumer=consumer,
+            count=count,
+            done=done,
+            row=row,
+            begin=work.begin,
+            whole=work.whole,
+            split=work.split,
+            end=end,
+            WARPGROUP=WARPGROUP,
+        )
+        acc, row_max, sums = softmax.acc, softmax.row_max, softmax.sums
+    elif q_ring.STAGES > 1:
+        q_ring.release_stored(done)
+    finish(consumer, acc, row_max, sums, done, row, WARPGROUP)
+    return count
+
+
+@gluon.jit
+@no_type_check
+def consume_listed(consumer, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: rows 64 WARPGROUP to 64 WARPGROUP + 63 of each work item."""
     queue = consumer.queue
     count = 0
     done = 0
     queue.wait(0)
     while queue.has_work(done):
-        count = attend_shared(consumer, count, done, WARPGROUP)
+        if consumer.mask.SHARE > 1:
+            count = attend_shared(consumer, count, done, WARPGROUP)
+        else:
+            count = attend_held(consumer, count, done, WARPGROUP)
         done += 1
         queue.wait(done)
     tma.store_wait(0)

@@ -25,7 +25,7 @@ from attnbench.kernels.flash.hopper.epilogue import Consumer
 from attnbench.kernels.flash.hopper.pieces import Rests
 from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS
 from attnbench.kernels.flash.sparse.config import Shape, query_tiles
-from attnbench.kernels.flash.sparse.hopper.attend import consume_shared
+from attnbench.kernels.flash.sparse.hopper.attend import consume_listed
 from attnbench.kernels.flash.sparse.hopper.producer import Producer, produce
 from attnbench.kernels.flash.sparse.hopper.tiles import ListMask
 from attnbench.kernels.flash.sparse.problem import wrong
@@ -59,8 +59,8 @@ COUNTS = ("seqlen_q", "seqlen_k", "lse_batch", "lse_head", "all_lists", "heads",
 @no_type_check
 def consume_lists(consumer, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: rows 64 WARPGROUP to 64 WARPGROUP + 63 of each work item."""
-    if consumer.mask.SHARE > 1:
-        consume_shared(consumer, WARPGROUP)
+    if consumer.mask.SHARE > 1 or consumer.mask.HELD:
+        consume_listed(consumer, WARPGROUP)
     else:
         consume(consumer, WARPGROUP)
 
@@ -97,6 +97,7 @@ class ForwardMeta(NamedTuple):
     ROOM: int
     GROUPS: int
     JOINT: bool
+    HELD: bool
     LAZY: bool
     DOUBLE: bool
     REGISTERS: int
@@ -186,6 +187,7 @@ def flash_sparse_hopper_forward(
         PARTS=META.PARTS,
         BLOCKS=META.BLOCKS,
         SHARE=META.SHARE,
+        HELD=META.HELD,
     )
     consumer = Consumer(
         out_desc=out_desc,
@@ -325,6 +327,7 @@ def launch_hopper_forward(
             ROOM=query_tiles(config, shape),
             GROUPS=config.groups,
             JOINT=config.rings == "joint",
+            HELD=config.scores == "rs",
             LAZY=config.rescale == "lazy",
             DOUBLE=config.weights == "double",
             REGISTERS=config.consumer_registers,

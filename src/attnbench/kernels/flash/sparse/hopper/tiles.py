@@ -76,6 +76,8 @@ class ListMask:
     PARTS: gl.constexpr
     BLOCKS: gl.constexpr
     SHARE: gl.constexpr
+    HELD: gl.constexpr
+    "whether a warpgroup has its queries in registers"
 
     @gluon.jit
     @no_type_check
