@@ -1,7 +1,8 @@
 """A simulator that runs Gluon kernels for Hopper (sm_90) on the CPU: it checks their values and their synchronisation.
 
 Triton's interpreter has no Gluon.  Here the body of a kernel runs as Python on CPU tensors of the true types, and its
-partitions are coroutines that a seed interleaves; bulk copies complete some time after they were issued.
+partitions are coroutines that a seed interleaves; bulk copies complete some time after they were issued, and bulk stores
+are written some time after they have read shared memory.
 
     with machine_runs(module, "kernel", seed=1):
         launch(...)                                   # the project's own launcher: kernel[grid](...)

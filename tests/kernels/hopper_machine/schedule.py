@@ -32,6 +32,8 @@ class Task:
     "asynchronous products that have not been waited for, oldest first"
     stores: list = field(default_factory=list)
     "accesses of bulk stores that have not been waited for, oldest first"
+    writes: list = field(default_factory=list)
+    "bulk stores that nobody has waited to be written, oldest first"
     copies: list = field(default_factory=list)
     "accesses of the threads' own asynchronous copies in flight that belong to no barrier and no group yet"
     groups: list = field(default_factory=list)
@@ -56,11 +58,15 @@ class Schedule:
     def __init__(self, seed: str, events: Iterator[int] | None = None) -> None:
         self._random = random.Random(seed)
         self._landing = self._random.choice(SPEEDS)
+        self._lazy = self._random.random() < 0.5
+        "whether bulk stores are written only when nothing else can advance"
         self._events = itertools.count(1) if events is None else events
         self.tasks: list[Task] = []
         self.memories: list[Any] = []
         self.flights: list[Callable[[], None]] = []
         "functions that complete the copies in flight"
+        self.writes: list[Callable[[], None]] = []
+        "functions that write to global memory what bulk stores have read"
         self.at_end: Callable[[], None] = lambda: None
         "final checks of the program"
 
@@ -115,21 +121,23 @@ class Schedule:
     def end(self) -> None:
         if self.flights:
             raise Unfinished(f"the program ended with {len(self.flights)} copies in flight")
+        while self.writes:
+            self.writes.pop()()
         self.at_end()
 
     def step(self) -> bool:
         """Advance one task or copy; False if none can advance."""
         ready = [task for task in self.alive if task.ready is None or task.ready()]
-        if not ready and not self.flights:
+        lazy = self._lazy and (ready or self.flights)
+        copies = [some for some in (self.flights, [] if lazy else self.writes) if some]
+        if not ready and not copies:
             return False
-        speeds = [task.speed for task in ready]
-        if self.flights:
-            speeds.append(self._landing)
-        chosen = drawn(speeds, self._random)
+        chosen = drawn([task.speed for task in ready] + [self._landing] * len(copies), self._random)
         if chosen < len(ready):
             ready[chosen].thread.switch()
         else:
-            self.flights.pop(self._random.randrange(len(self.flights)))()
+            some = copies[chosen - len(ready)]
+            some.pop(self._random.randrange(len(some)))()
         return True
 
 

@@ -74,6 +74,13 @@ class Descriptor:
 
 
 @dataclass(eq=False)
+class Write:
+    """A bulk store or reduction, from issue until it is in global memory."""
+
+    over: bool = False
+
+
+@dataclass(eq=False)
 class Product:
     """An asynchronous product, from issue until it is waited for."""
 
@@ -147,19 +154,34 @@ class Transfers:
         access = src.memory.touch(src, what, write=False, threads=False)
         access.over = False
         self.schedule.task.stores.append(access)
+        written = Write()
+        self.schedule.task.writes.append(written)
 
         def leave() -> None:
-            if found:
-                there, where = found
-                work(there, src.data[where])
+            there, where = found or (None, ())
+            mine = src.data[where].clone()
             access.over = True
+
+            def write() -> None:
+                if there is not None:
+                    work(there, mine)
+                written.over = True
+
+            self.schedule.writes.append(write)
 
         self.schedule.flights.append(leave)
 
     def store_wait(self, pendings: int, read_only: bool = True) -> None:
-        """`tma.store_wait`: for all stores and reductions of this partition except the last `pendings`."""
+        """`tma.store_wait`: for all stores and reductions of this partition except the last `pendings`.
+
+        With `read_only` until shared memory was read, otherwise until global memory is written.
+        """
         task = self.schedule.task
-        first = task.stores[: len(task.stores) - pendings]
+        if not read_only:
+            writes = task.writes[: max(0, len(task.writes) - pendings)]
+            self.schedule.pause(lambda: all(one.over for one in writes), lambda: f"{len(writes)} bulk writes")
+            task.writes = task.writes[len(writes) :]
+        first = task.stores[: max(0, len(task.stores) - pendings)]
         self.schedule.pause(lambda: all(access.over for access in first), lambda: f"{len(first)} bulk stores")
         for access in first:
             task.known |= access.bit
