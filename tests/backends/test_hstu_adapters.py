@@ -139,8 +139,8 @@ def test_a_configuration_of_ours_is_of_the_forward_or_the_backward_or_both():
         (
             "bwd",
             "f128x128w8s2-ws+a64x128w8s2-pp",
-            "a64x128w8s2-pp has the word pp; one of masked_stagesN, loadstma, "
-            "registersN, exp, tf32x3, tf32, section_mibN, ws, split, lag, carried; the nearest valid one is a64x128w8s2",
+            "a64x128w8s2-pp has the word pp; one of masked_stagesN, loadstma, registersN, "
+            "exp, tf32x3, tf32, section_mibN, ws, split, lag, carried, serial; the nearest valid one is a64x128w8s2",
         ),
         ("bwd", "a64x128w8s2-ws+a64x128w8s2", "a64x128w8s2-ws+a64x128w8s2 has two parts for one side; f…, a… or f…+a…"),
     ],

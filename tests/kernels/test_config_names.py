@@ -24,7 +24,7 @@ from attnbench.kernels.hstu.paged import configs as paged
 from attnbench.workloads.base import load_workload
 
 KEPT = json.loads(Path(__file__).with_name("config_names.json").read_text(encoding="utf-8"))
-ADDED = {"sharers": 2, "dims": "padded", "weights": "held", "scores": "ss", "sums": "staged"}
+ADDED = {"sharers": 2, "dims": "padded", "weights": "held", "scores": "ss", "sums": "staged", "serial": False}
 "Fields that were added since, and the default by which older names keep their meaning."
 CARDS, DIMS, SEQLENS = ((0, 0), (8, 0), (9, 0), (10, 0)), (64, 128, 256), (512, 2048, 4096, 8192)
 

@@ -63,6 +63,8 @@ def test_a_call_is_captured_in_a_graph_and_replayed_on_new_values():
         "hstu-triton[deterministic]",
         pytest.param("hstu-triton[a64x128w8s2-ws]", marks=pytest.mark.hopper),
         pytest.param("hstu-triton[a64x128w8s2-ws-lag]", marks=pytest.mark.hopper),
+        pytest.param("hstu-triton[a64x128w8s2-ws-serial]", marks=pytest.mark.hopper),
+        pytest.param("hstu-triton[a64x128w8s2-ws-lag-serial]", marks=pytest.mark.hopper),
     ],
 )
 def test_what_has_one_order_of_sums_has_the_same_bits_twice(selector):
@@ -72,7 +74,7 @@ def test_what_has_one_order_of_sums_has_the_same_bits_twice(selector):
         for _ in range(2):
             launch.call("fwd-bwd")()
             runs.append({name: tensor.clone() for name, tensor in launch.outputs().items()})
-    names = runs[0] if "deterministic" in selector else ("out", "dk", "dv")
+    names = runs[0] if "deterministic" in selector or "serial" in selector else ("out", "dk", "dv")
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in names)
 
 
@@ -124,13 +126,16 @@ def test_slices_of_one_tensor_need_no_copy():
         {"attn_dim": 24, "linear_dim": 40, "contextual_len": 3},
         {"attn_dim": 256, "linear_dim": 256, "num_targets": "70:20:1", "contextual_len": 130, "max_attn_len": 200},
         {"attn_dim": 160, "linear_dim": 64, "causal": False},
+        # More pairs than SMs, so that a program has several.
+        {"batch": 12, "nheads": 16, "lengths": "1000:129:1:0:63:127:512:300:64:128:999:256"},
+        {"batch": 24, "nheads": 16, "seqlen": 256, "lengths": "full", "attn_dim": 32, "linear_dim": 32},
     ],
 )
-@pytest.mark.parametrize("order", ["ws", "ws-lag", "ws-carried"])
+@pytest.mark.parametrize("order", ["ws", "ws-lag", "ws-serial", "ws-lag-serial", "ws-carried"])
 def test_the_hopper_backward_is_right_for_every_mask(values, order):
     case = case_of(mode="bwd", **values)
-    if ("lag" if case.attn_dim > 128 else "carried") in order:
-        pytest.skip("lag is for up to 128 dims, carried for more")
+    if any(word in order for word in (("lag", "serial") if case.attn_dim > 128 else ("carried",))):
+        pytest.skip("lag and serial are for up to 128 dims, carried for more")
     inputs = [make(case, seed) for seed in (1, 2)]
     backend = resolve(f"hstu-triton[a64x{64 if case.attn_dim > 128 else 128}w8s2-{order}]", case)
     with backend.session(case, inputs[0]) as launch:

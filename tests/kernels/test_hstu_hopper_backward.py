@@ -15,7 +15,9 @@ from attnbench.check.compare import compare, make_truth
 from attnbench.kernels.hstu.dense import api as hstu_dense
 from attnbench.kernels.hstu.dense import backward as hstu_dense_backward
 from attnbench.kernels.hstu.dense.hopper import backward as hstu_hopper_backward
+from attnbench.kernels.hstu.dense.hopper import backward_serial as hstu_hopper_backward_serial
 from attnbench.kernels.hstu.dense.hopper import backward_wide as hstu_hopper_backward_wide
+from attnbench.kernels.shared import noting
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu import WORKLOAD
 from attnbench.workloads.hstu.inputs import make_inputs, torch_dtype
@@ -77,6 +79,7 @@ def gradients(case, inputs, problem=None, seed=0, **cut):
     with (
         machine_runs(hstu_hopper_backward, "hstu_hopper_backward", seed=seed),
         machine_runs(hstu_hopper_backward_wide, "hstu_hopper_backward_wide", seed=seed),
+        machine_runs(hstu_hopper_backward_serial, "hstu_hopper_backward_serial", seed=seed),
         machine_runs(hstu_dense_backward, "hstu_dense_backward_round", "hstu_dense_backward_round_tiles", seed=seed),
     ):
         hstu_dense.launch_backward(
@@ -111,6 +114,55 @@ def held(case, inputs, found):
 def test_right_for_every_mask(name, lag):
     case, inputs = make(name)
     held(case, inputs, gradients(case, inputs, seed=list(CASES).index(name), stages=2 + len(name) % 2, lag=lag))
+
+
+@pytest.mark.parametrize("lag", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_right_for_every_mask_with_a_serial_reduction(name, lag):
+    case, inputs = make(name)
+    seed = list(CASES).index(name)
+    held(case, inputs, gradients(case, inputs, seed=seed, stages=2 + len(name) % 2, lag=lag, serial=True))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "attn_dim", "linear_dim", "values"),
+    [
+        ("bf16", 32, 32, {"lengths": "1000:0:1:63:127:129"}),
+        ("fp16", 64, 64, {"lengths": "129:1000:0:127:63:1", "num_targets": "20:300:0:127:0:1", "contextual_len": 3}),
+        ("bf16", 128, 128, {"lengths": "1:0:129:1000:63:127", "delta_q": 150}),
+        ("fp16", 128, 64, {"lengths": "127:63:0:129:1:513", "max_attn_len": 128, "num_targets": "0:2:0:129:1:140"}),
+    ],
+)
+def test_right_for_uneven_lengths_with_a_serial_reduction(dtype, attn_dim, linear_dim, values):
+    case, inputs = make(batch=6, seqlen=1000, dtype=dtype, attn_dim=attn_dim, linear_dim=linear_dim, **values)
+    held(case, inputs, gradients(case, inputs, seed=attn_dim, lag=linear_dim < 128, serial=True))
+
+
+@pytest.mark.parametrize(("seqlen", "dim"), [(128, 128), (300, 32)])
+def test_a_serial_reduction_has_one_order_of_sums(seqlen, dim):
+    """dK and dV are sums in the usual order; so is dQ of rows with one key tile, which is rounded in the same way."""
+    case, inputs = make(batch=3, seqlen=seqlen, attn_dim=dim, linear_dim=dim)
+    usual = gradients(case, inputs)
+    found = [gradients(case, inputs, seed=seed, serial=True, lag=lag) for seed, lag in ((1, True), (2, False))]
+    for one in found:
+        assert torch.equal(one["dq"], found[0]["dq"])
+        assert all(torch.equal(one[name], usual[name]) for name in ("dk", "dv"))
+        if seqlen <= 128:
+            assert torch.equal(one["dq"], usual["dq"])
+
+
+@pytest.mark.parametrize(("pairs", "cleared"), [(2, []), (3, [1])])
+def test_a_serial_reduction_is_one_launch(pairs, cleared, monkeypatch):
+    """Nothing is cleared but the tile counter, where programs (here there are two) have several pairs."""
+    case, inputs = make(batch=pairs, seqlen=140)
+    found = []
+    monkeypatch.setattr(noting, "clear", lambda x: found.append(x.zero_().numel()))
+    for name in ("clear", "_round", "_round_tiles"):
+        monkeypatch.setattr(hstu_dense_backward, name, None)
+    held(case, inputs, gradients(case, inputs, serial=True))
+    assert found == cleared
+    config = hstu_dense.BackwardConfig(columns=replace(WS, serial=True), rows=None)
+    assert hstu_dense.workspace_shape(inputs.q, problem_of(hstu_dense, case, inputs), config) == (2 * 192, 1, 64)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +237,7 @@ def test_slices_of_one_tensor_need_no_copy():
     assert all(torch.equal(found[name], want[name]) for name in want)
 
 
-@pytest.mark.parametrize(("dim", "cut"), [(64, {}), (256, {"block_n": 64, "sums": "carried"})])
+@pytest.mark.parametrize(("dim", "cut"), [(64, {}), (64, {"serial": True}), (256, {"block_n": 64, "sums": "carried"})])
 def test_a_sequence_of_nan_leaves_its_neighbours_alone(dim, cut):
     case, inputs = make(batch=3, seqlen=70, lengths="70:37:70", attn_dim=dim, linear_dim=dim)
     before = gradients(case, inputs, **cut)
@@ -200,7 +252,7 @@ def test_a_sequence_of_nan_leaves_its_neighbours_alone(dim, cut):
         assert after[name][70:107].isnan().any()
 
 
-@pytest.mark.parametrize(("dim", "cut"), [(64, {}), (256, {"block_n": 64, "sums": "carried"})])
+@pytest.mark.parametrize(("dim", "cut"), [(64, {}), (64, {"serial": True}), (256, {"block_n": 64, "sums": "carried"})])
 @pytest.mark.parametrize("queries", [0, 1])
 def test_keys_that_no_query_sees_get_nothing(queries, dim, cut):
     case, inputs = make(batch=1, seqlen=200, num_targets="150", attn_dim=dim, linear_dim=dim)
@@ -251,6 +303,17 @@ def test_keys_that_no_query_sees_get_nothing(queries, dim, cut):
             {"block_n": 64, "sums": "carried", "order": "plain"},
             "columns.sums=carried requires order=ws and over 128 dims; staged",
         ),
+        (
+            {"attn_dim": 256, "linear_dim": 256},
+            {"block_n": 64, "serial": True},
+            "columns.order=ws has one key tile a program over 128 dims; without serial; another order",
+        ),
+        (
+            {"attn_dim": 128, "linear_dim": 128},
+            {"serial": True, "stages": 3},
+            "columns.order=ws takes 240 KiB of shared memory; at most",
+        ),
+        ({}, {"serial": True, "order": "plain"}, "columns.serial=True requires order=ws and atomic=True; serial=False"),
         ({"alpha": 1e-31}, {}, "alpha=1e-31 is too small for order=ws; at least 1e-30, 0, or another order"),
     ],
 )

@@ -61,6 +61,7 @@ class HstuTriton(OurTriton[HstuCase, "HstuInputs"], HstuBackend):
                 cached=case.delta_q is not None,
                 windowed=case.max_attn_len is not None,
             ),
+            pairs=case.batch * case.nheads,
         )
 
     @contextmanager

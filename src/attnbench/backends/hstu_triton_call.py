@@ -49,6 +49,7 @@ class HstuSession(Buffers):
                 windowed=case.max_attn_len is not None,
                 processors=processors(own["q"]),
             ),
+            pairs=case.batch * case.nheads,
         )
         self.arguments = self.table | {
             "max_seqlen": inputs.max_seqlen,
@@ -92,7 +93,7 @@ class HstuSession(Buffers):
         from attnbench.workloads.hstu.work import visible_pairs, work
 
         case = self.case
-        if not (case.has_backward and self.backward_config.deterministic):
+        if not case.has_backward or self.backward_config.rows is None:
             return None
         return work(case).flops + 2 * (case.attn_dim + case.linear_dim) * case.nheads * visible_pairs(case)
 

@@ -298,6 +298,7 @@ class Defaults:
             "dim": ge,
             "seqlen": ge,
             "rows": ge,
+            "pairs": le,  # at least so many heads of all sequences
             "page_size": le,
             "block_q": eq,
             "block_k": eq,

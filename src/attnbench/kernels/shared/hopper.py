@@ -20,7 +20,7 @@ as 0 and is not written.  Nothing here runs in Triton's interpreter; tests/kerne
 from __future__ import annotations
 
 from functools import cache
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints, no_type_check
 
 import torch
@@ -65,6 +65,21 @@ else:
             _semantic._convert_to_ir_values(coord, require_i64=False),
             src.handle,
         )
+
+
+WAITS_FOR_READS = gl.constexpr("read_only" not in signature(tma.store_wait).parameters)
+"Whether `tma.store_wait` can only wait until shared memory was read, as that of Triton 3.6."
+
+
+@gluon.jit
+@no_type_check
+def await_writes(PENDING: gl.constexpr):
+    """Wait until all stores and additions by TMA of this thread have been written, except for the last PENDING."""
+    if WAITS_FOR_READS:
+        WAIT: gl.constexpr = f"cp.async.bulk.wait_group {PENDING}; mov.u32 $0, 0;"
+        gl.inline_asm_elementwise(WAIT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    else:
+        tma.store_wait(PENDING, read_only=False)
 
 
 def aggregate(cls: type) -> Any:

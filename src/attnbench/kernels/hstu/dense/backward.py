@@ -52,6 +52,16 @@ def launch_backward(
     sums = config.columns.sums
     if sums != "staged" and not config.columns.hopper:
         raise wrong("columns.sums", sums, "requires order=ws and over 128 dims", "staged")
+    if config.columns.serial and not (config.columns.hopper and config.columns.atomic):
+        raise wrong("columns.serial", True, "requires order=ws and atomic=True", "serial=False")
+    if config.columns.serial:
+        from attnbench.kernels.hstu.dense.hopper.backward_serial import launch_serial_backward
+
+        assert workspace is not None
+        launch_serial_backward(
+            q=q, k=k, v=v, dout=dout, sums=workspace, dq=dq, dk=dk, dv=dv, problem=problem, config=config.columns
+        )
+        return
     if config.columns.atomic:
         assert workspace is not None
         clear(workspace)
@@ -79,10 +89,14 @@ def workspace_shape(q: Tensor, problem: Problem, config: BackwardConfig) -> tupl
     """Shape of the fp32 workspace in which atomics accumulate dQ; None without atomics.
 
     It is [Tq, H, D].  Where dQ is added from registers it is [H, rows, columns]: tiles of 64 rows, each sequence beginning at
-    a whole tile, and 128 or 256 columns.
+    a whole tile, and 128 or 256 columns.  With a serial reduction it has rows for one sequence of each program.
     """
     if not config.columns.atomic:
         return None
+    if config.columns.serial:
+        from attnbench.kernels.hstu.dense.hopper.backward_serial import serial_workspace_shape
+
+        return serial_workspace_shape(q, problem)
     _, heads, attn_dim = q.shape
     if config.columns.sums == "staged":
         return rows_in(q), heads, attn_dim

@@ -60,7 +60,7 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, grid: G
 
 
 def default_backward(
-    q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, deterministic: bool, alpha: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, max_seqlen: int, *, deterministic: bool, alpha: float | None = None, pairs: int = 1
 ) -> BackwardConfig:
     """Tuned default for these tensors on their card: the Hopper kernel's if it supports them, else the portable one's.
 
@@ -71,11 +71,12 @@ def default_backward(
         max_seqlen: most rows of a sequence.
         deterministic: whether sums have a fixed order, which those of the Hopper kernel do not.
         alpha: factor of the scores; None: 1 / sqrt(D).  Between 0 and 1e-30 the Hopper kernel cannot mask.
+        pairs: heads of all sequences.
     """
     hopper = None
     small = 0 < abs(default_alpha(q) if alpha is None else alpha) < LEAST_ALPHA
     if not deterministic and not small and all(map(is_rows, (q, k, v))):
-        hopper = hopper_columns_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen)
+        hopper = hopper_columns_config(_capability(q), q.element_size(), q.shape[2], v.shape[2], max_seqlen, pairs)
     found = (
         BackwardConfig(columns=hopper, rows=None)
         if hopper
@@ -93,6 +94,7 @@ def configs_of(
     *,
     alpha: float | None = None,
     grid: Grid | None = None,
+    pairs: int = 1,
 ) -> tuple[ForwardConfig, BackwardConfig]:
     """Tuned defaults with changes: ``deterministic`` (a boolean), and fields of the configurations by kernel.
 
@@ -108,12 +110,13 @@ def configs_of(
             column kernel is ``atomic``, or ``columns`` if deterministic.
         alpha: factor of the scores; None: 1 / sqrt(D).
         grid: as `triangle_grid`.
+        pairs: heads of all sequences.
     """
     deterministic = changes.get("deterministic", False)
     forward = default_forward(q, k, v, max_seqlen, grid=grid)
     if rows := changes.get("forward"):
         forward = replace(forward_config(*_shape(q, v), max_seqlen), **rows)
-    backward = default_backward(q, k, v, max_seqlen, deterministic=deterministic, alpha=alpha)
+    backward = default_backward(q, k, v, max_seqlen, deterministic=deterministic, alpha=alpha, pairs=pairs)
     columns = changes.get("columns" if deterministic else "atomic", {})
     if columns:
         backward = _precise(backward_config(*_shape(q, v), max_seqlen, deterministic=deterministic), q.dtype)
@@ -357,7 +360,7 @@ def _configs(
             raise wrong(name, repr(given)[:40], f"is of type {type(given).__name__}", f"a {kind.__name__}, or None")
     forward = forward or default_forward(q, k, v, problem.max_seqlen, grid=problem.grid(q))
     backward = backward or default_backward(
-        q, k, v, problem.max_seqlen, deterministic=deterministic, alpha=problem.alpha
+        q, k, v, problem.max_seqlen, deterministic=deterministic, alpha=problem.alpha, pairs=problem.batch * q.shape[1]
     )
     if deterministic and not backward.deterministic:
         raise wrong(

@@ -114,11 +114,18 @@ class ColumnConfig(_Tiles):
     sums: Annotated[str, Spelled("-{}", ("staged", "carried"), far=3)] = "staged"
     """how the order ws over 128 dims adds dQ to its sums; staged: by TMA, through shared memory; carried: by atomics from
     registers, half of it in the next step, and dO has as many stages as Q"""
+    serial: Annotated[bool, Spelled("-{}", words={True: "serial"}, far=3)] = False
+    """sum dQ by a serial reduction (order ws, up to 128 dims): a program does all key tiles of a (sequence, head), one after
+    another, and rounds dQ itself; nothing is cleared"""
 
     @property
     def hopper(self) -> bool:
         """Whether it is for the warp-specialized kernel in hopper.backward."""
         return self.order == "ws"
+
+    def key_stages(self, attn_dim: int, linear_dim: int) -> int:
+        """Key tiles of a program in shared memory: with serial the next one is loaded early where there is room."""
+        return 2 if self.serial and max(attn_dim, linear_dim) <= 64 else 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +146,7 @@ class BackwardConfig:
     @property
     def deterministic(self) -> bool:
         """Whether every sum has a fixed order."""
-        return not self.columns.atomic
+        return not self.columns.atomic or self.columns.serial
 
 
 WARPGROUPS = {8: 240, 12: 160}
@@ -196,8 +203,14 @@ def hopper_columns_fault(
     block_d, block_v = (max(128 if wide else 32, 1 << (dim - 1).bit_length()) for dim in (attn_dim, linear_dim))
     keys = 64 if wide else 128
     staged = config.sums == "staged"
-    # Keys and values; queries and dO, one stage of dO above 128 dims; dS twice, and above 128 dims A; parts of dQ, if staged.
-    held = 2 * keys * (block_d + block_v) + 2 * config.stages * 64 * block_d + 2 * 2 * 128 * 64
+    # Keys and values; queries and dO, one stage of dO above 128 dims; dS twice, and above 128 dims A; parts of dQ, if
+    # staged, and rounded ones.
+    held = (
+        2 * keys * (block_d + block_v) * config.key_stages(attn_dim, linear_dim)
+        + 2 * config.stages * 64 * block_d
+        + 2 * 2 * 128 * 64
+    )
+    held += 2 * 64 * block_d * config.serial
     held += 2 * (1 if wide and staged else config.stages) * 64 * block_v + 4 * 64 * (128 if wide else block_d) * staged
     odd = [dim for dim in (attn_dim, linear_dim) if dim * item_bytes % 16]
     for wrong, said in (
@@ -209,6 +222,7 @@ def hopper_columns_fault(
         ),
         (not config.atomic or config.split, "computes dQ together with dK and dV; atomic and no split"),
         (config.lag and wide, "computes dQ in its own step over 128 dims; without lag"),
+        (config.serial and wide, "has one key tile a program over 128 dims; without serial"),
         (not staged and not wide, f"adds dQ by TMA up to 128 dims; without {config.sums}"),
         (
             (config.registers, config.masked_stages) != (None, 1),
@@ -290,13 +304,16 @@ def hopper_forward_config(
 
 
 def hopper_columns_config(
-    capability: tuple[int, int], item_bytes: int, attn_dim: int, linear_dim: int, seqlen: int
+    capability: tuple[int, int], item_bytes: int, attn_dim: int, linear_dim: int, seqlen: int, pairs: int = 1
 ) -> ColumnConfig | None:
-    """Tuned default of the Hopper backward, which uses atomics; arguments as in `hopper_forward_config`."""
+    """Tuned default of the Hopper backward, which uses atomics; arguments as in `hopper_forward_config`.
+
+    `pairs` are the heads of all sequences.
+    """
     if capability != (9, 0) or item_bytes != 2:
         return None
     asked = _asked(capability, item_bytes, max(attn_dim, linear_dim), seqlen)
-    found = _atomic(TABLE.first("hopper_atomic", ColumnConfig, **asked))
+    found = _atomic(TABLE.first("hopper_atomic", ColumnConfig, pairs=pairs, **asked))
     fault = hopper_columns_fault(
         found, capability=capability, item_bytes=item_bytes, attn_dim=attn_dim, linear_dim=linear_dim
     )

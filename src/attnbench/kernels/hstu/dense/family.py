@@ -48,6 +48,8 @@ class Shape:
     capability: tuple[int, int] = (9, 0)
     grid: Grid | None = None
     "as `configs.triangle_grid`"
+    pairs: int = 1
+    "heads of all sequences"
 
     @property
     def dim(self) -> int:
@@ -130,6 +132,8 @@ _HOPPER_ATOMIC: dict[int, tuple[_Tiles, ...]] = {
     128: ((64, 128, 8, 2), (64, 128, 8, 3)),
     256: ((64, 64, 8, 2),),
 }
+_SERIAL: dict[int, tuple[_Tiles, ...]] = _HOPPER_ATOMIC | {128: ((64, 128, 8, 2),), 256: ()}
+"""The same with serial, whose rounded dQ takes shared memory."""
 
 
 PARTS = (2, 3, 4)
@@ -206,6 +210,11 @@ class _Backward(_Part):
                 *_changes("a", _ATOMIC[width]),
                 *_changes("a", _HOPPER_ATOMIC[width], order="ws"),
                 *(_changes("a", _HOPPER_ATOMIC[width], order="ws", lag=True) if width < 256 else ()),
+                *(
+                    one
+                    for lag in (False, True)
+                    for one in _changes("a", _SERIAL[width], order="ws", lag=lag, serial=True)
+                ),
                 *(_changes("a", _HOPPER_ATOMIC[width], order="ws", sums="carried") if width == 256 else ()),
                 *_changes("deterministic-c", _COLUMNS[width]),
                 *_changes("deterministic-r", _ROWS[width]),
@@ -215,7 +224,7 @@ class _Backward(_Part):
     def tuned(self, shape: Shape) -> str:
         base = backward_config(shape.capability, shape.item_bytes, shape.dim, shape.seqlen, deterministic=False)
         hopper = hopper_columns_config(
-            shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim, shape.seqlen
+            shape.capability, shape.item_bytes, shape.attn_dim, shape.linear_dim, shape.seqlen, shape.pairs
         )
         return _default("a", hopper, base.columns)
 

@@ -27,7 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from attnbench.kernels.hstu.dense.configs import hopper_columns_fault
 from attnbench.kernels.hstu.dense.hopper import backward_wide as wide
-from attnbench.kernels.hstu.dense.hopper.backward_step import Consumer, add_last_dq, clear_dscores, step
+from attnbench.kernels.hstu.dense.hopper.backward_step import AddedSums, Consumer, add_last_dq, clear_dscores, step
 from attnbench.kernels.hstu.dense.hopper.backward_wide_step import PIECE
 from attnbench.kernels.hstu.dense.hopper.tiles import (
     HIDDEN,
@@ -91,7 +91,7 @@ def produce(producer):
 
 @gluon.jit
 @no_type_check
-def consume(consumer, WARPGROUP: gl.constexpr):
+def consume(consumer, sums, WARPGROUP: gl.constexpr):
     """A consumer warpgroup: 64 of the keys, and half of the columns of dQ."""
     rings = consumer.rings
     BLOCK_D: gl.constexpr = rings.k.COLUMNS
@@ -104,14 +104,14 @@ def consume(consumer, WARPGROUP: gl.constexpr):
         if steps > 0:
             work = tile.from_first_query()
             if consumer.LAG:
-                clear_dscores(consumer, WARPGROUP)
+                clear_dscores(consumer, 0, WARPGROUP)
             for of in gl.static_range(2):
                 rings.k.take(of)
             rings.v.take(WARPGROUP)
             for count in range(steps):
-                dk, dv = step(dk, dv, consumer, work, count, WARPGROUP)
+                dk, dv = step(dk, dv, consumer, sums, work, count, WARPGROUP)
             if consumer.LAG:
-                add_last_dq(consumer, work, steps, WARPGROUP)
+                add_last_dq(consumer, sums, work, steps, WARPGROUP)
             # This warpgroup has read the keys for the last time.
             mbarrier.arrive(consumer.done)
             mbarrier.wait(consumer.done, 0)
@@ -191,10 +191,8 @@ def hstu_hopper_backward(
     consumer = Consumer(
         dk_desc=dk_desc,
         dv_desc=dv_desc,
-        dq_desc=dq_desc,
         rings=rings,
         dscores=dscores,
-        staging=staging,
         filled=filled,
         done=done,
         problem=problem,
@@ -204,7 +202,10 @@ def hstu_hopper_backward(
         APPROXIMATE=META.APPROXIMATE,
         LAG=META.LAG,
     )
-    gl.warp_specialize([(consume, (consumer, 0)), (consume, (consumer, 1)), (produce, (producer,))], [4, 1], [240, 24])
+    sums = AddedSums(dq_desc, staging)
+    gl.warp_specialize(
+        [(consume, (consumer, sums, 0)), (consume, (consumer, sums, 1)), (produce, (producer,))], [4, 1], [240, 24]
+    )
 
 
 def launch_hopper_backward(
@@ -245,7 +246,7 @@ def launch_hopper_backward(
     staged = config.sums == "staged"
     if staged:
         given["dq"] = sums
-    _refuse(given, problem, config)
+    refuse(given, problem, config)
     if max(attn_dim, linear_dim) > 128:
         kernel, of_kernel = wide.hstu_hopper_backward_wide, _wide(given)
         of_kernel |= (
@@ -254,16 +255,14 @@ def launch_hopper_backward(
             else {"dq_desc": None, "sums_ptr": sums, "sums_rows": rows_in(sums, 1)}
         )
     else:
-        kernel, of_kernel = hstu_hopper_backward, _described(given)
+        kernel, of_kernel = hstu_hopper_backward, described(given)
     reread = problem.max_seqlen_q * ((attn_dim + linear_dim) * q.element_size() + 4 * attn_dim)
     launch(
         kernel,
         (tiles * pairs,),
         **of_kernel,
         sequences=problem.sequences(),
-        half_alpha=problem.alpha / 2,
-        hidden=2 * HIDDEN / problem.alpha if problem.alpha else 0.0,
-        dv_scale=1 / problem.scaling_seqlen,
+        **factors_of(problem),
         heads=heads,
         pairs=pairs,
         tiles=tiles,
@@ -277,7 +276,16 @@ def launch_hopper_backward(
     )
 
 
-def _described(given: dict[str, Tensor]) -> dict[str, Any]:
+def factors_of(problem: Problem) -> dict[str, float]:
+    """Factors of the scores and gradients, and the score of what is masked."""
+    return {
+        "half_alpha": problem.alpha / 2,
+        "hidden": 2 * HIDDEN / problem.alpha if problem.alpha else 0.0,
+        "dv_scale": 1 / problem.scaling_seqlen,
+    }
+
+
+def described(given: dict[str, Tensor]) -> dict[str, Any]:
     """Descriptors with tiles of 64 rows; for dq, whose sums are fp32, half of the columns."""
     block_d, block_v = (max(32, block_of(given[name].shape[2])) for name in ("q", "v"))
     described = _tiles(given, block_d, block_v, block_d // 2)
@@ -306,7 +314,7 @@ def _tiles(given: dict[str, Tensor], columns: int, columns_v: int, columns_dq: i
     return {f"{name}_desc": rows_of(x, ROWS.value, widths[name]) for name, x in given.items()}
 
 
-def _refuse(given: dict[str, Tensor], problem: Problem, config: ColumnConfig) -> None:
+def refuse(given: dict[str, Tensor], problem: Problem, config: ColumnConfig) -> None:
     """Refuse what this kernel does not support: it was requested by name, and is not replaced by another."""
     q, v = given["q"], given["v"]
     fault = hopper_columns_fault(

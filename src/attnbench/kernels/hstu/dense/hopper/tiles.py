@@ -122,6 +122,16 @@ class KeyTile:
             tile = gl.where(index < self.front, index, tile - self.front)
         return tile
 
+    @gluon.jit
+    @no_type_check
+    def masked(self, scores, hidden, tile, offset, mask):
+        """Scores [64 keys from this many past the first, 64 queries of a tile], masked ones `hidden`."""
+        if (tile < self.whole) | (tile >= self.split):
+            scores = hide(
+                scores, hidden, self.start + offset, tile * ROWS, self.prefix, self.seen, mask, ROWS_DOWN=False
+            )
+        return scores
+
 
 class BackwardMeta(NamedTuple):
     """Compile-time constants of `hstu_hopper_backward` and `hstu_hopper_backward_wide`."""
@@ -138,6 +148,8 @@ class BackwardMeta(NamedTuple):
     "whether a step's dQ is computed in the next step"
     SUMS: str
     "`ColumnConfig.sums`"
+    KEY_STAGES: int = 1
+    "key tiles of a program in shared memory"
 
 
 @aggregate
@@ -166,12 +178,17 @@ class BackwardProducer:
 @no_type_check
 def key_tile_of(problem, BLOCK_N: gl.constexpr):
     """The tile of BLOCK_N keys of this program."""
-    mask = problem.mask
     # The first keys are seen by most rows, so their tiles come first.
     tile, pair = section_of(gl.program_id(0), problem.tiles, problem.pairs, problem.group)
     number = pair // problem.heads
     head = pair - number * problem.heads
-    bounds = problem.sequence_of(number)
+    return key_tile_at(problem.mask, problem.sequence_of(number), number, head, tile, BLOCK_N)
+
+
+@gluon.jit
+@no_type_check
+def key_tile_at(mask, bounds, number, head, tile, BLOCK_N: gl.constexpr):
+    """The tile-th tile of BLOCK_N keys of a sequence, the number-th, with these `Bounds`."""
     start = tile * BLOCK_N
     reach = rows_of_keys(
         first=start,
