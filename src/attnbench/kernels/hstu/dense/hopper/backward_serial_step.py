@@ -21,6 +21,7 @@ from attnbench.kernels.shared.hopper import (
     flat,
     load_tile,
     store_tile,
+    sync_warps,
 )
 
 
@@ -140,7 +141,9 @@ class SerialSums:
             kind = gl.where(index < 0, NONE, kind)  # before the first step
         # Every step completes a phase, so that its parity follows from the number of steps.
         if kind == LAST:
-            tma.store_wait(0)  # the previous sums have been read
+            # The previous sums have been read; several threads may have stored parts of them.
+            tma.store_wait(0)
+            sync_warps()
             mbarrier.expect(place.fetched.index(WARPGROUP), ROWS * HALF * 4)
             load_tile(
                 place.sums_desc,
