@@ -12,6 +12,8 @@ pytest.importorskip("triton")
 
 import triton
 
+from attnbench.kernels.hstu.dense.calls import call_of
+from attnbench.kernels.hstu.dense.configs import BackwardConfig, ColumnConfig
 from attnbench.kernels.shared import kept
 
 from .launches import on_no_card
@@ -84,6 +86,24 @@ def test_a_warm_call_allocates_results_and_few_workspaces(monkeypatch, name, tim
         for _ in range(2):
             both()
         assert allocations(monkeypatch, both) == times
+
+
+@pytest.mark.parametrize(("nheads", "clearings"), [(1, 0), (3, 1)])
+def test_a_repeated_serial_backward_is_one_launch(monkeypatch, nheads, clearings):
+    """Two sequences for two programs, or more, which then share a cleared tile counter."""
+    columns = ColumnConfig(block_m=64, block_n=128, warps=8, stages=2, atomic=True, order="ws", serial=True)
+    tensors = [rows(64, nheads, 64) for _ in range(3)]
+    given = *tensors, torch.tensor([0, 30, 64]), None, None
+    numbers = 34, None, None, None, True, 0, None, False, None, BackwardConfig(columns=columns, rows=None)
+    with on_no_card() as card:
+        call = call_of(*given, *numbers)
+        for _ in range(2):
+            call.gradients(rows(64, nheads, 64), *given)
+        before, many = card.through_triton, len(card.launched)
+        dout = rows(64, nheads, 64)
+        assert allocations(monkeypatch, lambda: call.gradients(dout, *given))[1] == clearings
+        ((_, grid, _),) = card.launched[many:]
+        assert (card.through_triton, grid) == (before, (2, 1, 1))
 
 
 @triton.jit
