@@ -18,7 +18,8 @@ import torch
 from tests.loadtest.test_find_rate import at
 
 from attnbench.cli import load as cli_load
-from attnbench.cli import main
+from attnbench.cli import loading, main
+from attnbench.cli.parser import Parser
 from attnbench.errors import AttnbenchError
 from attnbench.loadtest import run as load_run
 from attnbench.loadtest.engine import ModelEngine
@@ -218,6 +219,11 @@ def test_host_memory_that_is_smaller_than_the_pool_is_said(host_pages, small, ca
             ["load", "hstu-serving", "--config", "dlrm-v3", "--page-size", "64"],
             "--page-size=64 says nothing with --config dlrm-v3, which can have no cache; none",
         ),
+        (
+            [*LOAD, "--scenario", "offline", "--rate", "10,20"],
+            "--rate=10,20 has several values, --scenario offline takes one; one of them",
+        ),
+        ([*LOAD, "--find-rate", "--rate", "10,20"], "--rate=10,20 has several values, --find-rate takes one; one of"),
         ([*LOAD, "--offload-chunk", "64"], "--offload-chunk=64 says nothing without host memory; with --host-pages N"),
         ([*LOAD, "--on-host-hit", "auto", "--host-pages", "0"], "--on-host-hit=auto says nothing without host memory"),
         ([*LOAD, "--source", "here", "--users", "3"], "--users=3 does not go with --source, which has its own"),
@@ -422,6 +428,39 @@ def test_a_file_that_cannot_be_is_refused(change, said: str) -> None:
     with pytest.raises(load_file.RunFileError, match=said) as raised:
         load_file.loads(json.dumps(data), who="a.load.json")
     assert str(raised.value).startswith("a.load.json: ")
+
+
+def test_the_command_of_a_load_without_graphs_says_so() -> None:
+    parser = Parser("load", "")
+    cli_load.add_arguments(parser)
+    for words, said in (
+        (["--no-graph"], "attnbench load hstu-serving --no-graph --rate 5"),
+        (["--graph"], "attnbench load hstu-serving --rate 5 --graph"),
+        ([], "attnbench load hstu-serving --rate 5"),
+    ):
+        command = loading._command(parser.parse_args(["hstu-serving", "--rate", "5", *words]))
+        assert command == said
+        assert loading._command(parser.parse_args(command.split()[2:])) == said
+
+
+def test_each_rate_has_the_mean_gap_that_its_users_have() -> None:
+    """All rates have the users of the first, so the gap asked for is that of the first alone."""
+    points = [
+        dataclasses.replace(example().points[0], scenario="gaps", asked_rate=rate, loadgen={}) for rate in (50.0, 100.0)
+    ]
+    run = dataclasses.replace(example(), points=tuple(points), settings=dict(example().settings) | {"users": 10})
+    requests = tables(run)[2]
+    column = requests.heading.index("mean gap s")
+    assert [row[column] for row in requests.rows] == ["0.200", "0.100"]
+    assert "mean gap s" not in tables(example())[2].heading
+
+
+def test_one_request_of_a_rate_is_one_request(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("mlperf_loadgen")
+    assert main([*LOAD, "--rate", "1", "--duration", "1", "--no-save", "--json", "-"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert (point["issued"], point["answered"]) == (1, 1)
+    assert point["offered_rate"] is None  # one request has no rate
 
 
 def test_an_interrupted_load_is_not_held_against_the_rate_asked_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from attnbench.loadtest import setup
 from attnbench.loadtest.engine import ModelEngine, make_cache
 from attnbench.loadtest.ledger import ANSWERED, Ledger
 from attnbench.loadtest.presets import PRESETS
+from attnbench.loadtest.run import sizes_up_to
 from attnbench.loadtest.serving import Batching, Refused, Server
 from attnbench.loadtest.setup import Options, make_bench, make_model, make_pool, make_users
 from attnbench.loadtest.users import Policy, Users, dlrm, kuairand
@@ -315,6 +317,23 @@ def test_warming_up_serves_each_batch_size_with_histories_cached_in_part(monkeyp
         assert {0.0, 1.0} <= set(shares)
         assert any(0.4 < share < 0.6 for share in shares)
     assert cache.counts.stale_users == 0
+
+
+def test_warming_up_for_large_batches_ends_and_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch has each user once, so three users never fill one of 4096."""
+    monkeypatch.setattr("attnbench.loadtest.run.PROBE_S", 0.0)
+    monkeypatch.setattr("attnbench.loadtest.run.TELL_S", 0.0)
+    said: list[str] = []
+    bench = make_bench(options(users=3, max_batch=4096), said.append)
+    bench.warm_up()
+    sizes = [line.partition("batches of ")[2] for line in said if line.startswith("load: warming up: ")]
+    assert sizes == [f"{size} served, up to 3" for size in (1, 2, 3)]
+    for most in (1, 2, 31, 32, 33, 36, 37, 100, 4096):
+        sizes = sizes_up_to(most)
+        assert sizes[-1] == most
+        assert sizes[:32] == list(range(1, min(most, 32) + 1))
+        assert all(1 <= after - before <= 1 + before / 8 for before, after in pairwise(sizes))
+    assert len(sizes_up_to(4096)) < 80
 
 
 def test_graphs_captured_ahead_cover_the_steps_of_a_load(model: HstuRanking) -> None:

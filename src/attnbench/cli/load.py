@@ -60,7 +60,9 @@ def add_arguments(parser: Parser) -> None:
     group.add_argument(
         "--gap-s",
         metavar="S",
-        help=("with --scenario gaps: mean seconds between two requests of one user; users are then rate times this"),
+        help=(
+            "with --scenario gaps: mean seconds between two requests of one user; users are then the first rate times this"
+        ),
     )
     group.add_argument(
         "--burstiness",
@@ -191,6 +193,9 @@ def _scenario(args: argparse.Namespace) -> str:
             raise UsageError(
                 refusal(WHO, name, getattr(args, flag), f"does not go with --scenario {found}", f"--scenario {of}")
             )
+    if "," in (args.rate or "") and (args.find_rate or found == "offline"):
+        why = "--find-rate" if args.find_rate else "--scenario offline"
+        raise UsageError(refusal(WHO, "--rate", args.rate, f"has several values, {why} takes one", "one of them"))
     if args.find_rate and found not in ("server", "gaps"):
         raise UsageError(refusal(WHO, "--find-rate", "on", f"does not go with --scenario {found}", "server or gaps"))
     return str(found)

@@ -142,7 +142,7 @@ def _loads(
                 break
         return found
     wanted = rates or [*options.preset.rates]
-    for rate in wanted[:1] if scenario == "offline" else wanted:
+    for rate in wanted[:1] if scenario == "offline" else wanted:  # a preset has several
         if measure(rate).interrupted:
             break
     return []
@@ -194,6 +194,8 @@ def _begin(args: argparse.Namespace, options: Options) -> LoadRun:
 def _command(args: argparse.Namespace) -> str:
     """Return the command that repeats the load, without paths of this machine and without output flags."""
     words = ["attnbench", "load", args.name]
+    if args.graph is False:  # of the other switches False is the default
+        words.append("--no-graph")
     for name, value in vars(args).items():
         if name in UNSAID or value is None or value is False:
             continue

@@ -61,7 +61,7 @@ def point_of(
         scenario=scenario,
         generator=generator,
         asked_rate=asked,
-        offered_rate=issued / sent_s if asked is not None and sent_s > 0 else None,
+        offered_rate=issued / sent_s if asked is not None and load_s > 0 and sent_s > 0 else None,
         achieved_rate=len(places) / whole_s if whole_s > 0 else None,
         load_s=max(load_s, 0.0),
         whole_s=max(whole_s, 0.0),

@@ -38,6 +38,8 @@ NOT_CACHED = (1.0, 0.75, 0.5, 0.25, 0.1, 0.0)
 "Shares of the histories that steps compute before a load, with each batch size: a kernel may be compiled for either."
 IN_TIME = 0.99
 "Share of all requests that must be answered within a limit."
+EACH_SIZE, LARGER = 32, 1.125
+"Batch sizes served before a load: each up to this, then each by this factor larger than the one before."
 MOST_PROBES = 12
 "Most loads of a search."
 TELL_S = 2.0
@@ -89,9 +91,14 @@ class Bench:
         for start in range(0, len(before), most):
             self._serve(before[start : start + most])
         batch: list[Request] = []
-        for size in range(1, most + 1):
+        told = began = time.monotonic()
+        largest = min(most, len(self.users))
+        for size in sizes_up_to(largest):
             batch = self._visits(size)
             self._serve_in_part(batch)
+            if (now := time.monotonic()) >= told + TELL_S:
+                told = now
+                self.on_progress(f"load: warming up: {now - began:.0f} s, batches of {size} served, up to {largest}")
         self.engine.capture_ahead(batch, batch=most)
         began, served = time.monotonic(), 0
         # Few visits of each user, so that histories stay close to what was drawn.
@@ -173,12 +180,13 @@ class Bench:
         given, queries, duration_ms = rate, 1, 1000 * self.duration_s
         if scenario == "server":
             given, queries = rate_for_loadgen(rate, self.duration_s, self.seed + SCHEDULE_SEED)
-            duration_ms -= 1  # the last request is at the end, and none may follow
+            # The last request is at the end, and none may follow; a single one is at the start.
+            duration_ms = duration_ms - 1 if queries > 1 else 0
         with tempfile.TemporaryDirectory(prefix="attnbench-loadgen-") as folder:
             settings = Settings(
                 scenario=scenario.capitalize(),
                 rate=given,
-                duration_ms=max(1, int(duration_ms)),
+                duration_ms=max(0 if scenario == "server" else 1, int(duration_ms)),
                 slo_ms=slo_ms,
                 queries=queries,
                 samples=len(self.users),
@@ -294,6 +302,14 @@ class Indexed:
     def take(self, index: int) -> Request | Refused:
         """Return the next request of the user who arrives at that place."""
         return self.users.take(self.whose[index])
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Return the batch sizes served before a load: few of the large ones, whose steps are alike and take long."""
+    found = list(range(1, min(most, EACH_SIZE) + 1))
+    while found[-1] < most:
+        found.append(min(most, int(LARGER * found[-1])))
+    return found
 
 
 class Progress:

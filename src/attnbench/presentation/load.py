@@ -119,6 +119,7 @@ def _requests(run: LoadRun) -> Table:
     heading = [
         "load",
         ASKED,
+        "mean gap s",
         "issued",
         "answered",
         "refused",
@@ -137,6 +138,7 @@ def _requests(run: LoadRun) -> Table:
             [
                 point.scenario,
                 figures.plain(point.asked_rate, 4),
+                _mean_gap(run, point),
                 str(point.issued),
                 str(point.answered),
                 str(sum(point.refused.values())),
@@ -148,6 +150,12 @@ def _requests(run: LoadRun) -> Table:
             ]
         )
     return Table("requests, and tokens of history in the cache", heading, rows)
+
+
+def _mean_gap(run: LoadRun, point: Point) -> str:
+    """Seconds between two requests of one user, where users return after gaps: all rates have the same users."""
+    users = run.settings.get("users")
+    return figures.plain(users / point.asked_rate) if point.scenario == "gaps" and users and point.asked_rate else ""
 
 
 def _auc(run: LoadRun) -> Table:
