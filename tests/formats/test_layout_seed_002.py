@@ -264,7 +264,25 @@ def test_other_runs_and_empty_folders_are_refused(tmp_path):
         SEED_002.write(make_run([]), tmp_path)
     with pytest.raises(RunFileError, match="has nothing of seed-002"):
         SEED_002.read(tmp_path)
+    with pytest.raises(RunFileError, match="nowhere is not there; logs"):
+        SEED_002.read(tmp_path / "nowhere")
     assert not SEED_002.recognises(tmp_path)
+
+
+def test_files_of_another_run_in_the_folder_are_named(sweep, tmp_path, capsys):
+    """An import would take both for one run."""
+    small = make_run([record(1, 128, 0, [1.0, 1.0])])
+    for run in (sweep, small):
+        saved = write(run, tmp_path / "run.json")
+        assert main(["export", str(saved), "--layout", "seed-002", "--to", str(tmp_path / "out")]) == 0
+        said = [line for line in capsys.readouterr().err.splitlines() if "still there" in line]
+        assert bool(said) == (run is small)
+    there = {one.strip() for one in said[0].partition("of another run: ")[2].split(",")}
+    mine = {"benchmark_bs1_nc128.log", "benchmark_results.xlsx", "benchmark_results_bs1.xlsx"}
+    mine |= {"benchmark_results_nc128.xlsx"}
+    every = {str(path) for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    assert there == {path for path in every if path.rpartition("/")[2] not in mine}
+    assert len(there) == 25 - 4
 
 
 def test_the_command_says_how_many_and_what_it_passed_over(sweep, tmp_path, capsys):

@@ -431,7 +431,7 @@ def test_a_file_that_cannot_be_is_refused(change, said: str) -> None:
 
 
 def test_the_command_of_a_load_without_graphs_says_so() -> None:
-    parser = Parser("load", "")
+    parser = Parser("load", "of a load")
     cli_load.add_arguments(parser)
     for words, said in (
         (["--no-graph"], "attnbench load hstu-serving --no-graph --rate 5"),

@@ -13,6 +13,7 @@ from attnbench.errors import UsageError, refusal, unknown
 from attnbench.presentation.block import backend_name
 from attnbench.record import Run
 from attnbench.store.saved import read_run
+from attnbench.text import spelled
 
 if TYPE_CHECKING:
     from attnbench.formats.layouts.base import Layout
@@ -118,7 +119,10 @@ def _write_layout(found: Run, layout: Layout, target: str) -> int:
             raise UsageError(refusal(WHO, "--layout", layout.name, "prints nothing", "--to PATH"))
         output.line(text.rstrip("\n"))
     else:
-        output.line(f"written: {', '.join(map(str, layout.write(found, target)))}")
+        written = layout.write(found, target)
+        output.line(f"written: {', '.join(map(str, written))}")
+        if left := layout.left_there(target, written):
+            output.note(f"{layout.name}: still there, of another run: {', '.join(spelled(str(path)) for path in left)}")
     for note in layout.notes(found):
         output.note(note)
     return 0

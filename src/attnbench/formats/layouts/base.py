@@ -7,7 +7,7 @@ keep working, with the script's own definitions even if attnbench's tables have 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,6 +51,10 @@ class Layout(ABC):
 
     def passed_over(self, path: str | Path) -> list[str]:
         """Return the names of files in a folder layout that `read` ignores."""
+        return []
+
+    def left_there(self, path: str | Path, written: Collection[Path]) -> list[Path]:
+        """Return the files in a folder layout that an earlier `write` left there, and this one did not replace."""
         return []
 
     def console(self, run: Run) -> str | None:

@@ -16,11 +16,11 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnbench.errors import RunFileError, Unavailable, UsageError, refusal
+from attnbench.errors import RunFileError, Unavailable, UsageError, absent, refusal
 from attnbench.formats.layouts.base import Layout, imported_record, imported_run, imported_time, read_text, timed
 from attnbench.formats.split import split
 from attnbench.presentation.block import backend_name
@@ -104,6 +104,11 @@ class Seed002(Layout):
                 write_bytes(place, _workbook(sheet, some))
                 written.append(place)
         return written
+
+    def left_there(self, path: str | Path, written: Collection[Path]) -> list[Path]:
+        """Return the logs and workbooks of another run beside the written ones: `read` would take both for one run."""
+        there = [one for folder in sorted({place.parent for place in written}) for one in sorted(folder.iterdir())]
+        return [one for one in there if one not in written and (FILE.fullmatch(one.name) or BOOK.fullmatch(one.name))]
 
     def console(self, run: Run) -> str:
         """Return the lines of all logs, each below its name."""
@@ -238,10 +243,9 @@ def _read(path: Path) -> tuple[list[Step], list[str]]:
         return [step for log in logs for step in _from_log(log)], strange
     if book := _book(path):
         return list(_from_book(book)), strange
+    wrong = f"has nothing of {NAME}" if is_folder(path) else absent(path)
     raise RunFileError(
-        refusal(
-            "import", "path", path, f"has nothing of {NAME}", f"{LOGS}/benchmark_bs{{B}}_nc{{C}}.log or {RESULTS}.xlsx"
-        )
+        refusal("import", "path", path, wrong, f"{LOGS}/benchmark_bs{{B}}_nc{{C}}.log or {RESULTS}.xlsx")
     )
 
 
