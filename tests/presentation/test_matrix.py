@@ -163,7 +163,11 @@ def test_memory_that_is_short_again_and_again_is_said_with_what_to_do():
     ("case", "words"),
     [
         ({"batch": 8, "cached": 4096, "num_candidates": 128, "dtype": "bf16"}, "--batch, --cached or --num-candidates"),
-        ({"model": "cogvideox-2b", "frames": 49, "height": 480, "width": 720}, "--frames, --height or --width"),
+        (
+            {"model": "cogvideox-2b", "frames": 49, "height": 480, "width": 720},
+            "--frames, --height, --width or --model",
+        ),
+        ({"model": "dlrm-v3", "batch": 1, "cached": 0}, "--batch, --cached or --model"),
         ({"batch": 8, "embedding_dim": 262144}, "--batch or --embedding-dim"),
         ({"batch": 8, "cached": 4096, "embedding_dim": None}, "--batch or --cached"),
         ({"frames": 49}, "--frames"),

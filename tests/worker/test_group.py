@@ -84,6 +84,15 @@ def test_inputs_that_do_not_fit_are_out_of_memory_of_everybody(carried_out):
     assert found["honest-too"].reason.startswith(words)
 
 
+def test_a_smaller_shape_is_no_advice_where_a_models_tables_fill_the_memory(carried_out):
+    def prepare(run):
+        large = {"inputs": refuse(MemoryError("the tables")), "table_bytes": lambda self, case: 3000}
+        run.workload = type("Large", (type(run.workload),), large)()
+
+    found = carried_out("honest", prepare=prepare, machine=Machine("cpu", None, 5000))["honest"]
+    assert found.reason.endswith("for the inputs (the tables); no smaller case of this shape would fit")
+
+
 def test_an_oracle_that_fails_is_nobodys_fault_and_everybodys_reason(carried_out):
     def prepare(run):
         run.workload = type("Wrong", (type(run.workload),), {"oracle": refuse(ValueError("a sign is wrong"))})()

@@ -30,7 +30,7 @@ MOST_LEFT = 3
 "Groups without a record that are named."
 OFTEN = 2
 "Rows out of memory that are no longer one row's own affair."
-SIZES = ("batch", "seqlen", "nheads", "cached", "num_candidates", "embedding_dim", "frames", "height", "width")
+SIZES = "batch", "seqlen", "nheads", "cached", "num_candidates", "embedding_dim", "frames", "height", "width", "model"
 "Fields of cases of any workload by which memory grows, in the order in which to try a smaller one."
 RIGHT = "ok"
 "Text of a cell of a check in which every output was right."

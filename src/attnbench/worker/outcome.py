@@ -165,7 +165,9 @@ class RecordBuilder:
         )
 
     def _what_fits(self, memory_bytes: int | None) -> str:
-        factor = 0.5
+        tables, factor = self.workload.table_bytes(self.case), 0.5
+        if memory_bytes is not None and tables > memory_bytes // 2:  # whatever the shape, they stay
+            factor = 0.0
         while factor >= LOWEST_SHRINK:
             smaller = self.workload.shrink(self.case, factor)
             if smaller is None:
