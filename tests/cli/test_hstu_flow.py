@@ -143,3 +143,6 @@ def test_cases_of_another_workload_are_refused_with_the_suites_that_fit(folder):
     assert "--cases=serving-shapes has cases of hstu-serving, hstu-dense measures hstu; such as" in done.stderr
     assert "serving-shapes-attention" in done.stderr
     assert done.stderr.count("\n") == 1
+    done = attnbench_in(folder, "run", "hstu-dense", "--cases", "hstu-dens", "--device", "cpu")
+    assert done.returncode == 2
+    assert done.stderr.startswith("attnbench run: --cases=hstu-dens is not known; one of ")

@@ -211,7 +211,11 @@ def test_what_is_not_there_says_where_it_is_to_be_had(source, tmp_path, capsys):
         kuairand.read(source)
     (tmp_path / "no.tar.gz").write_bytes(b"nothing")
     assert main(["data", "kuairand-1k", "--source", str(tmp_path / "no.tar.gz")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    said = capsys.readouterr().err
+    assert said.endswith(
+        "no.tar.gz is no archive, or damaged at its beginning; the folder of KuaiRand-1K, or its archive\n"
+    )
+    assert said.count("\n") == 1
 
 
 def test_a_user_twice_and_no_user_in_both(source):

@@ -60,7 +60,7 @@ def test_the_suites_plan_on_both_kinds_of_device_and_state_their_source(
         on_card, on_cpu = load_suite(str(path), "cuda"), load_suite(str(path), "cpu")
         assert on_card.workload == on_cpu.workload == workload
         assert len(on_card.cases) == 3 * 2 * 2
-        assert 1 <= len(on_cpu.cases) <= 2
+        assert [case.values["batch"] for case in on_cpu.cases] == [1, 2], "--batch 1 selects a case on a CPU too"
         assert main(["run", str(path), "--dry-run", "--device", "cpu"]) == 0
     steps = [dict(case.values) for case in load_suite(str(tmp_path / STEPS), "cuda").cases]
     attention = [dict(case.values) for case in load_suite(str(tmp_path / ATTENTION), "cuda").cases]

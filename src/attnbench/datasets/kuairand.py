@@ -28,6 +28,7 @@ USERS = "user_features_1k.csv"
 FETCH = "curl -LO https://zenodo.org/records/10439422/files/KuaiRand-1K.tar.gz"
 NUMBERS = ("user_id", "video_id", "date", "time_ms", "play_time_ms", "duration_ms")
 PLACES = ("", "data", "KuaiRand-1K/data")
+BEGINNING = "its beginning"
 LARGEST = 2**62
 AT_ONCE, EVERY = 100_000, 1_000_000
 "Rows read at once, and rows between two reports of progress."
@@ -46,7 +47,7 @@ def read(source: Path, on_progress: Callable[[str], None] = lambda words: None) 
     """
     periods: dict[str, dict[int, list[np.ndarray]]] = {}
     features: dict[int, tuple[int, ...]] = {}
-    last = "its beginning"
+    last = BEGINNING
     try:
         for name, file in _files(source):
             last = name
@@ -57,6 +58,8 @@ def read(source: Path, on_progress: Callable[[str], None] = lambda words: None) 
     except (OSError, EOFError, tarfile.TarError, zlib.error, UnicodeError) as error:
         words = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
         wrong, accepted = f"cannot be read at {last} ({words})", "the folder of KuaiRand-1K, or its archive"
+        if last == BEGINNING and isinstance(error, tarfile.ReadError):  # its text lists what each decompressor said
+            wrong = "is no archive, or damaged at its beginning"
         raise UsageError(refusal(WHO, "--source", source, wrong, accepted)) from None
     both = [user for user in features if all(user in periods[name] for name in LOGS)]
     if not both:

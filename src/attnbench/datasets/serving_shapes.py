@@ -125,10 +125,10 @@ def write_suites(
     context = len(config.context)
     small = [Shape(min(max(shape.cached - context, 0), CPU_TOKENS), min(shape.new, 64)) for shape in shapes[:2]]
     on_cpu = [
-        _case(batch=2, num_candidates=32, cached=shape.cached, new_tokens=shape.new, model="small", dtype="fp32")
-        for shape in small
+        _case(batch=batch, num_candidates=32, cached=shape.cached, new_tokens=shape.new, model="small", dtype="fp32")
+        for batch, shape in enumerate(small, 1)
     ]
-    attention_on_cpu = [_attention(2, shape, 32, config, "fp32") for shape in small]
+    attention_on_cpu = [_attention(batch, shape, 32, config, "fp32") for batch, shape in enumerate(small, 1)]
     words = f"of {len(shapes)} requests drawn from {source.partition(':')[0]}"
     files = {
         STEPS: _suite(

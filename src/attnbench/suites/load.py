@@ -83,12 +83,13 @@ class Suite:
         return f"suite {self.file or self.name}"
 
 
-def load_suite(name: str, device: str) -> Suite:
+def load_suite(name: str, device: str, *, asked: tuple[str, str] = ("attnbench", "suite")) -> Suite:
     """Find and read a suite.
 
     Args:
         name: a shipped suite, a named case of one, or the path of a file ending in ``.toml``.
         device: ``cpu`` or ``cuda``, whose section applies.
+        asked: subject and field of the message about a name that is not known.
 
     Raises:
         UsageError: there is no such suite, or the file has a mistake; the message names its key and value.
@@ -105,8 +106,8 @@ def load_suite(name: str, device: str) -> Suite:
             shape = ", ".join(f"{key} {str(value).lower()}" for key, value in chosen[0].values.items())
             return replace(suite, name=name, title=f"of {suite.name}: {shape}", cases=chosen)
     if (wrong := absent(name)) == FOLDER:
-        raise UsageError(refusal("attnbench", "suite", name, wrong, "a suite's name, or a file ending in .toml"))
-    raise unknown("attnbench", "suite", name, [*shipped, *case_names()])
+        raise UsageError(refusal(*asked, name, wrong, "a suite's name, or a file ending in .toml"))
+    raise unknown(*asked, name, [*shipped, *case_names()])
 
 
 def with_cases_of(suite: Suite, name: str, device: str, who: str) -> Suite:
@@ -121,7 +122,7 @@ def with_cases_of(suite: Suite, name: str, device: str, who: str) -> Suite:
     Raises:
         UsageError: there is no such suite, or its cases are those of another workload.
     """
-    other = load_suite(name, device)
+    other = load_suite(name, device, asked=(who, "--cases"))
     if other.workload != suite.workload:
         wrong = f"has cases of {other.workload}, {suite.name} measures {suite.workload}"
         same = [one for one in suite_names() if load_suite(one, device).workload == suite.workload]
