@@ -84,26 +84,6 @@ def test_max_jobs_by_memory_and_cores(monkeypatch, gib, jobs):
     assert advice.max_jobs(int(gib * GIB)) == jobs
 
 
-@pytest.mark.parametrize(
-    ("meminfo", "limit", "used", "room"),
-    [
-        ("MemTotal: 9 kB\nMemAvailable:    41943040 kB\n", None, None, 40 * GIB),
-        ("MemAvailable:    41943040 kB\n", str(16 * GIB), str(6 * GIB), 10 * GIB),
-        ("MemAvailable:    41943040 kB\n", "max", str(6 * GIB), 40 * GIB),
-        ("MemAvailable:    41943040 kB\n", str(2 * GIB), str(3 * GIB), 0),
-        ("", None, None, None),
-    ],
-)
-def test_available_memory(tmp_path, monkeypatch, meminfo, limit, used, room):
-    monkeypatch.setattr(advice, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(advice, "CGROUP", tmp_path)
-    (tmp_path / "meminfo").write_text(meminfo)
-    if limit:
-        (tmp_path / "memory.max").write_text(limit + "\n")
-        (tmp_path / "memory.current").write_text(used + "\n")
-    assert advice.available_memory() == room
-
-
 def test_unknown_memory_is_one_job(monkeypatch):
     monkeypatch.setattr(advice, "available_memory", lambda: None)
     assert advice.max_jobs() == 1

@@ -132,7 +132,7 @@ def test_inputs_follow_the_seed_and_share_one_model(made):
 
 
 def test_weights_that_memory_has_no_room_for_are_refused(made, monkeypatch):
-    monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 10**6, "SC_PAGE_SIZE": 4096}[name])
+    monkeypatch.setattr("attnbench.workloads.video.inputs.available_memory", lambda: 4096 * 10**6)
     with pytest.raises(MemoryError, match=r"the weights of model cogvideox-2b take 3.4 GB, 4.1 GB are free"):
         made(WORKLOAD.case({}))
 

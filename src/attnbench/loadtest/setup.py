@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from attnbench.loadtest.serving import Batching
 from attnbench.loadtest.users import Policy, Users, dlrm, kuairand
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
+from attnbench.machine.memory import available_memory
 from attnbench.store.load_file import RANDOM
 
 if TYPE_CHECKING:
@@ -190,20 +190,15 @@ def _check_memory(options: Options) -> None:
         UsageError: with the sizes.
     """
     config = options.preset.config
-    wanted, free = table_bytes(options), free_memory()
-    if wanted > free // 2:
-        words = f"has tables of {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+    wanted, free = table_bytes(options), available_memory()
+    if free is not None and wanted > free // 2:
+        words = f"has tables of {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free; half of it may be theirs"
         raise UsageError(refusal(WHO, "--config", config.name, words, "a smaller model, or a GPU"))
 
 
 def table_bytes(options: Options) -> int:
     """Bytes of the model's tables."""
     return options.preset.config.table_numbers * DTYPES[options.precision].bytes
-
-
-def free_memory() -> int:
-    """Return the free host memory in bytes."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def page_bytes(options: Options) -> int:

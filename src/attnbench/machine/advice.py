@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from attnbench.machine.fingerprint import usable_cores
+from attnbench.machine.memory import available_memory
 from attnbench.machine.nvml import Gpu
 
 GIB = 2**30
@@ -17,9 +17,6 @@ BUILD_JOB_BYTES = 5 * GIB
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}
 """Oldest tested versions; older ones may work."""
 WHEELS = "https://download.pytorch.org/whl/cu{}"
-
-CGROUP = Path("/sys/fs/cgroup")
-MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +104,3 @@ def max_jobs(available_bytes: int | None = None) -> int:
 def install_line(line: str) -> str:
     """Insert this machine's number into ``MAX_JOBS={max_jobs} pip install …``; other lines are unchanged."""
     return line.replace("{max_jobs}", str(max_jobs())) if "{max_jobs}" in line else line
-
-
-def available_memory() -> int | None:
-    """Return the bytes available now, by the machine or by the container's limit, whichever is less."""
-    limits = [limit for limit in (_memory_available(), _cgroup_room()) if limit is not None]
-    return min(limits, default=None)
-
-
-def _memory_available() -> int | None:
-    try:
-        lines = MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _cgroup_room() -> int | None:
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            return max(0, int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text()))
-        except (OSError, ValueError):  # no such file, or "max": no limit
-            continue
-    return None

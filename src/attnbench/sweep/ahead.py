@@ -25,10 +25,10 @@ from attnbench.backends.base import Backend
 from attnbench.backends.registry import parse_selector
 from attnbench.errors import Unavailable
 from attnbench.machine import child
-from attnbench.machine.advice import available_memory
 from attnbench.machine.compile_cache import pinned
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import usable_cores
+from attnbench.machine.memory import available_memory
 from attnbench.record import PlannedGroup, to_dict
 from attnbench.suites.user_backends import known_backends
 

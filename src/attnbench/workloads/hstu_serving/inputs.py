@@ -6,7 +6,6 @@ users and their requests.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from attnbench.dtypes import torch_dtype
 from attnbench.errors import unknown
+from attnbench.machine.memory import available_memory
 from attnbench.models.hstu_ranking.checkpoint import load
 from attnbench.models.hstu_ranking.config import ModelConfig
 from attnbench.models.hstu_ranking.model import HstuRanking
@@ -125,7 +125,9 @@ def _check_memory(case: ServingCase, device: str | torch.device) -> None:
     """
     wanted = case.table_bytes
     if torch.device(device).type == "cpu":
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = available_memory()
+        if free is None:
+            return
         room = free // 2
     else:
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -5,7 +5,6 @@ Weights are the same for every seed: they belong to the case's model.  The seed 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from attnbench.dtypes import torch_dtype
 from attnbench.errors import UsageError, refusal, unknown
+from attnbench.machine.memory import available_memory
 from attnbench.models.hstu_ranking.checkpoint import read
 from attnbench.models.video.attention import Attend, Exchanged, exchange, opaque
 from attnbench.models.video.build import Parts, local_parts, random_parts
@@ -160,8 +160,8 @@ def _check_memory(case: VideoCase, device: str | torch.device) -> None:
         MemoryError: with the sizes.
     """
     wanted = weights(case.config) * torch_dtype(case.dtype).itemsize
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if torch.device(device).type == "cpu" and wanted > free // 2:
+    free = available_memory()
+    if torch.device(device).type == "cpu" and free is not None and wanted > free // 2:
         raise MemoryError(f"the weights of model {case.model} take {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
 
 
