@@ -104,6 +104,11 @@ def test_a_generator_that_dies_is_named_and_ends_the_load() -> None:
         assert generator.lost
         with pytest.raises(AttnbenchError, match=r"load: the generator's process ended before it was done: struct"):
             generator.check()
+    with scheduled([10**12]) as generator:
+        generator._process.kill()
+        assert all_of(generator) == []
+        with pytest.raises(AttnbenchError, match=r"ended before it was done: killed by SIGKILL$"):
+            generator.check()
 
 
 @pytest.mark.parametrize("scenario", ["Server", "Offline"])

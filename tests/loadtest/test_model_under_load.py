@@ -328,9 +328,11 @@ def test_warming_up_for_large_batches_ends_and_says_how_far_it_is(monkeypatch: p
     monkeypatch.setattr("attnbench.loadtest.run.TELL_S", 0.0)
     said: list[str] = []
     bench = make_bench(options(users=3, max_batch=4096), said.append)
+    before = bench.users.before()  # of those who have been there
     bench.warm_up()
-    sizes = [line.partition("batches of ")[2] for line in said if line.startswith("load: warming up: ")]
-    assert sizes == [f"{size} served, up to 3" for size in (1, 2, 3)]
+    told = [line.partition(", ")[2] for line in said if line.startswith("load: warming up: ")]
+    assert told[:-3] == [f"histories of {len(before)} of {len(before)} users"]
+    assert told[-3:] == [f"batches of {size}, up to 3" for size in (1, 2, 3)]
     for most in (1, 2, 31, 32, 33, 36, 37, 100, 4096):
         sizes = sizes_up_to(most)
         assert sizes[-1] == most

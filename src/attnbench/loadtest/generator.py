@@ -168,8 +168,9 @@ class Generator:
                 os.write(self._out, b"".join(map(NUMBER.pack, numbers)))
 
     def words(self) -> str:
-        """Return the last line it printed."""
-        self._process.wait()
+        """Return the last line it printed, or the signal that killed it."""
+        if (code := self._process.wait()) < 0:
+            return f"killed by {child.signal_name(-code)}"
         lines = self._process.stderr.read().decode("utf-8", "replace").split("\n") if self._process.stderr else []
         return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "without a word")
 

@@ -86,19 +86,17 @@ class Bench:
 
         Requests refused here are refused again under load, where they are counted.
         """
-        most = self.batching.max_batch
+        most, told = self.batching.max_batch, Seldom(self.on_progress, "load: warming up")
         before = self.users.before() if self.engine.cache is not None else []
         for start in range(0, len(before), most):
             self._serve(before[start : start + most])
+            told(f"histories of {min(start + most, len(before))} of {len(before)} users")
         batch: list[Request] = []
-        told = began = time.monotonic()
         largest = min(most, len(self.users))
         for size in sizes_up_to(largest):
             batch = self._visits(size)
             self._serve_in_part(batch)
-            if (now := time.monotonic()) >= told + TELL_S:
-                told = now
-                self.on_progress(f"load: warming up: {now - began:.0f} s, batches of {size} served, up to {largest}")
+            told(f"batches of {size}, up to {largest}")
         self.engine.capture_ahead(batch, batch=most)
         began, served = time.monotonic(), 0
         # Few visits of each user, so that histories stay close to what was drawn.
@@ -312,6 +310,30 @@ def sizes_up_to(most: int) -> list[int]:
     return found
 
 
+class Seldom:
+    """Says lines of progress, one in two seconds, each with the time since the beginning."""
+
+    def __init__(self, on_progress: OnProgress, label: str) -> None:
+        """Begin.
+
+        Args:
+            on_progress: called with each line.
+            label: start of each line.
+        """
+        self._on_progress, self._label = on_progress, label
+        self._began = self._next = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time for a line."""
+        return time.monotonic() >= self._next + TELL_S
+
+    def __call__(self, words: str) -> None:
+        """Say a line, if it is time for one."""
+        if self.due():
+            self._next = time.monotonic()
+            self._on_progress(f"{self._label}: {self._next - self._began:.0f} s, {words}")
+
+
 class Progress:
     """Prints a line every two seconds; called between batches."""
 
@@ -322,20 +344,13 @@ class Progress:
             label: start of each line.
             on_progress: called with each line.
         """
-        self._label, self._on_progress = label, on_progress
-        self._began = self._next = time.monotonic()
+        self._told = Seldom(on_progress, f"load: {label}")
 
     def __call__(self, ledger: Ledger, waiting: int) -> None:
         """Report the progress, if it is time to."""
-        now = time.monotonic()
-        if now < self._next + TELL_S:
-            return
-        self._next = now
-        answered = sum(batch.size for batch in ledger.batches)
-        self._on_progress(
-            f"load: {self._label}: {now - self._began:.0f} s, {len(ledger.index)} arrived, "
-            f"{answered} answered, {waiting} wait"
-        )
+        if self._told.due():
+            answered = sum(batch.size for batch in ledger.batches)
+            self._told(f"{len(ledger.index)} arrived, {answered} answered, {waiting} wait")
 
 
 def loadgen_schedule(ledger: Ledger, generator: Generator, folder: Path) -> tuple[Schedule, list[str]]:
