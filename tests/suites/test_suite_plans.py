@@ -376,6 +376,15 @@ def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends
     assert "checks only" in checked.basis
 
 
+def test_ranks_on_a_cpu_start_and_compile_nothing(backends, quiet_machine):
+    run = planned(suite(backends=("flex",)), settings={"iterations": 10})
+    on_card = dataclasses.replace(run, settings=dataclasses.replace(run.settings, device="cuda:0"))
+    compiled = estimate(run).seconds, estimate(on_card).seconds
+    type(backends["flex"]).in_ranks = True
+    assert compiled[0] - estimate(run).seconds > 7  # COMPILE_S over WORKER_S, the first time
+    assert estimate(on_card).seconds == compiled[1]
+
+
 def test_kernels_that_are_compiled_side_by_side_take_as_much_less(backends, quiet_machine):
     run = planned(suite(backends=("flex",)), settings={"iterations": 10})
     on_card = dataclasses.replace(run, settings=dataclasses.replace(run.settings, device="cuda:0"))

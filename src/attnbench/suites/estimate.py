@@ -183,7 +183,10 @@ def _group(
     fused_s = slowed * flops / (SHARE[False] * _flops_per_s(kind))
     calls = [slowed * CALL_S[kind] + fused_s * SHARE[False] / SHARE[backend.name in PLAIN] for backend in runnable]
     compiling = sum(
-        slowed * COMPILE_S[kind] * (AGAIN if backend.name in compiled else 1.0) / _side_by_side(backend, kind, jobs)
+        slowed
+        * _first_call_s(backend, kind)
+        * (AGAIN if backend.name in compiled else 1.0)
+        / _side_by_side(backend, kind, jobs)
         for backend in runnable
         if backend.compiles
     )
@@ -196,6 +199,11 @@ def _group(
     inspections = max(1.0, sampling / max(1.0, INSPECTED_EVERY * INSPECTION_CALLS * round_s))
     after = workload.calls_after(workload.case(group.case))
     return seconds + sampling + (INSPECTION_CALLS * inspections + after) * round_s
+
+
+def _first_call_s(backend: Backend, kind: str) -> float:
+    """Return the seconds of a first call that compiles; on a CPU ranks compute with torch, and only have to start."""
+    return WORKER_S[kind] if backend.in_ranks and kind == "cpu" else COMPILE_S[kind]
 
 
 def _side_by_side(backend: Backend, kind: str, jobs: int) -> int:
