@@ -247,10 +247,10 @@ def test_wrong_input_is_one_line(
 @pytest.mark.parametrize(
     ("words", "cache", "loads", "time"),
     [
-        ([], "70 pages, 0.00115 GB, in the pool", "1, server: 50 requests/s", "5 s of arrivals each, 5 s in all"),
+        ([], "70 pages, 1.15 MB, in the pool", "1, server: 50 requests/s", "5 s of arrivals each, 5 s in all"),
         (
             ["--scenario", "gaps", "--rate", "10,20", "--duration", "3", "--host-pages", "100", "--page-size", "64"],
-            "in the pool; 100 pages, 0.00328 GB, in the host memory; 64 tokens a page",
+            "in the pool; 100 pages, 3.28 MB, in the host memory; 64 tokens a page",
             "2, gaps: 10, 20 requests/s",
             "3 s of arrivals each, 6 s in all, and up to 30 s more",
         ),
@@ -267,7 +267,7 @@ def test_a_dry_run_says_what_would_be_served_and_makes_no_model(
     assert main([*LOAD, *words, "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("hstu-serving, model tiny on cpu: ")
-    assert lines[1] == f"model  tables of {4 * 32 * (68 + 202) / 1e9:.3g} GB"  # of tokens and positions, in fp32
+    assert lines[1] == f"model  tables of {4 * 32 * (68 + 202) / 1e3:.3g} kB"  # of tokens and positions, in fp32
     for line, name, said in zip(lines[2:5], ("cache  ", "loads  ", "time   "), (cache, loads, time), strict=True):
         assert line.startswith(name)
         assert said in line

@@ -41,3 +41,19 @@ def test_the_longer_arm_of_an_interval_is_shown():
     assert figures.time_half(time) == pytest.approx(0.4)
     assert figures.time_relative(time) == pytest.approx(0.2)
     assert figures.time_half(make_time([1.0] * 3)) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (34560, "34.6 kB"),
+        (999_600, "1 MB"),
+        (1_146_880, "1.15 MB"),
+        (22_600_000_000, "22.6 GB"),
+        (5 * 10**15, "5e+03 TB"),
+    ],
+)
+def test_a_size_has_the_unit_that_leaves_few_digits(count, said):
+    assert figures.size(count) == said

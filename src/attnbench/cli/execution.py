@@ -14,6 +14,7 @@ from attnbench.cli.output import Output
 from attnbench.cli.progress import Bar
 from attnbench.cli.request import resumed
 from attnbench.errors import AttnbenchError, NothingToRun, UsageError, refusal
+from attnbench.presentation import figures
 from attnbench.record import PlannedGroup, Record, Run, Status
 
 if TYPE_CHECKING:
@@ -361,5 +362,5 @@ def _show_plan(
     terminal.losses(("skipped", name, why) for name, why in lost.items())
     terminal.item("time", str(time), "dim")
     if tables := max(_table_bytes(group) for group in groups):
-        terminal.item("memory", f"tables of the model: {tables / 1e9:.3g} GB, in the largest case", "dim")
+        terminal.item("memory", f"tables of the model: {figures.size(tables)}, in the largest case", "dim")
     output.line(f"command: {run.command}")

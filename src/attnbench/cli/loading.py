@@ -23,6 +23,7 @@ from attnbench.loadtest.setup import (
     table_bytes,
 )
 from attnbench.machine.gpu_lock import holding
+from attnbench.presentation import figures
 from attnbench.presentation.load import ended, few_requests
 from attnbench.store.files import check_writable, write_bytes, write_stdout
 from attnbench.store.load_file import Highest, LoadRun, Point, default_path, dumps, write
@@ -99,10 +100,10 @@ def _planned(args: argparse.Namespace, options: Options, scenario: str, rates: l
         f"{args.name}, model {options.preset.model} on {options.device}: {len(users.numbers())} users, "
         f"{options.candidates} candidates, batches up to {options.max_batch}"
     )
-    yield f"model  tables of {table_bytes(options) / 1e9:.3g} GB"
+    yield f"model  tables of {figures.size(table_bytes(options))}"
     if options.cached:
         sizes = {"pool": pool_size(options, users), "host memory": options.host_pages}
-        said = (f"{n} pages, {n * page_bytes(options) / 1e9:.3g} GB, in the {name}" for name, n in sizes.items() if n)
+        said = (f"{n} pages, {figures.size(n * page_bytes(options))}, in the {name}" for name, n in sizes.items() if n)
         yield f"cache  {'; '.join(said)}; {options.page_size} tokens a page"
     else:
         yield "cache  none"

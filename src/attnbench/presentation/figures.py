@@ -143,3 +143,13 @@ def _decimals(value: float, half: float | None) -> int:
 def _places(value: float, digits: int) -> int:
     # A time of a damaged history may be near the largest number, and infinite in another unit.
     return 0 if value == 0.0 or not math.isfinite(value) else max(0, digits - 1 - math.floor(math.log10(abs(value))))
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in the unit that leaves one to three digits before the point: ``34.6 kB``."""
+    value, unit = float(count), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1e3, larger
+    return f"{value:.3g} {unit}"
