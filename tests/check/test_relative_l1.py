@@ -1,5 +1,7 @@
 """Relative L1, of an output and of its worst head: for kernels whose wide budget could hide a broken scale."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -73,10 +75,10 @@ def test_a_bound_is_a_finite_number(name, value):
 
 
 def test_bounds_by_the_kind_of_inputs_replace_the_others():
-    budget = Budget(relative=1.0, rel_l1=0.06, head_rel_l1=0.07, by_input={"video": RelL1(0.01, 0.02)})
+    budget = Budget(relative=1.0, rel_l1=0.06, head_rel_l1=0.07, largest=0.3, by_input={"video": RelL1(0.01, 0.02)})
     found = {kind: budget.on(kind) for kind in ("video", "normal", "q.safetensors@1a2b3c4d")}
     assert found["video"] == Budget(relative=1.0, rel_l1=0.01, head_rel_l1=0.02)
-    assert found["normal"] == found["q.safetensors@1a2b3c4d"] == Budget(relative=1.0, rel_l1=0.06, head_rel_l1=0.07)
+    assert found["normal"] == found["q.safetensors@1a2b3c4d"] == replace(budget, by_input={})
 
 
 @pytest.mark.parametrize(

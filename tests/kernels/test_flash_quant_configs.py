@@ -10,13 +10,15 @@ import torch
 from attnbench.backends.base import Machine
 from attnbench.backends.dense import largest_term
 from attnbench.backends.registry import all_backends, resolve
+from attnbench.check.compare import compare, make_truth
 from attnbench.check.examine import Examination, Wrong, examine
 from attnbench.check.reference import References
+from attnbench.dtypes import torch_dtype
 from attnbench.errors import Unsupported, UsageError
 from attnbench.kernels.flash.quant.config import FORWARD, RULES, TABLE, QuantConfig, Shape, default_config, fault, space
 from attnbench.workloads.attention import WORKLOAD
 from attnbench.workloads.attention.inputs import make_inputs
-from attnbench.workloads.base import ATTENTION_KINDS, load_workload
+from attnbench.workloads.base import ATTENTION_KINDS, Draw, load_workload
 
 from . import quant_cases
 from .interpreter import interpreted
@@ -138,6 +140,34 @@ def test_the_recipe_itself_is_within_the_bounds_of_each_kind(rows, dim, causal, 
     given = [inputs_of(rows, dim=dim, causal=causal, kind=kind, seed=seed) for seed in range(6)]
     errors = [distance(recipe_of(inputs)[0].bfloat16(), truth_of(inputs)[0]) for inputs in given]
     assert 0.4 * budget.rel_l1 < max(errors) < budget.rel_l1 < budget.head_rel_l1
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "options"),
+    [
+        ("outliers", "fp16", {"seqlen": 128}),
+        ("outliers", "bf16", {"seqlen": 64, "headdim": 64}),
+        ("outliers", "bf16", {"seqlen": 512, "seqlen_k": 63, "causal": True}),
+        ("channel-bias", "fp16", {"seqlen": 512, "seqlen_k": 5, "causal": True}),
+        ("normal", "bf16", {"seqlen": 129, "seqlen_k": 257, "causal": True}),
+    ],
+)
+def test_the_recipe_is_right_and_a_wrong_head_of_it_is_not(kind, dtype, options):
+    """By the whole comparison: with one weight on an outlier, or with more queries than keys, outputs differ in size."""
+    case = case_of(**{"batch": 1, "nheads": 2, "nheads_kv": 2, "headdim": 128, "dtype": dtype} | options)
+    budget, stored = resolve("flash-quant", case).budget(case).on(kind), torch_dtype(dtype)
+    for seed in range(4):
+        inputs = WORKLOAD.inputs(case, seed=seed + 77, kind=kind, device="cpu")
+        right, plain = (
+            WORKLOAD.oracle("softmax", case, inputs, dtype=one, draw=Draw()) for one in (torch.float64, stored)
+        )
+        expected = WORKLOAD.expected_errors("softmax", case, inputs, draw=Draw())
+        truth = make_truth(right, plain, expected, stored, WORKLOAD.outputs("softmax"))
+        out = recipe_of(Inputs(q=inputs.q, k=inputs.k, v=inputs.v, causal=case.causal))[0].to(stored)
+        assert compare({"out": out}, truth, budget).ok
+        wrong = out.clone()
+        wrong[:, :, 1] = out[:, :, 0]
+        assert not compare({"out": wrong}, truth, budget).ok
 
 
 def test_bounds_by_kind_are_below_those_of_captured_values_and_not_of_few_rows():

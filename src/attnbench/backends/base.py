@@ -75,12 +75,14 @@ def card_checks(machine: Machine, least: tuple[int, int] | None, end: tuple[int,
 
 
 class RelL1(NamedTuple):
-    """Bounds of the relative L1 distance."""
+    """Bounds of the relative L1 distance, and of the largest error."""
 
     whole: float
     "of the whole output"
     head: float
     "of its worst head"
+    largest: float = 0.0
+    "of an element's error, as a share of the output's largest element, where that is more than the budget's other limits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +91,11 @@ class Budget:
 
     The limit is ``factor`` × (error of the plain evaluation in the case's own precision) plus one rounding step of
     that precision at the output's largest value, or ``factor`` × twice the error expected from a rounding analysis,
-    or ``relative`` × the output's root mean square, for kernels that compute in a lower precision by design; the
-    largest of the three applies.  Such a kernel may also bound the relative L1 distance Σ|x - t| / Σ|t|,
-    of the whole output and of its worst head; None is no bound.  That distance depends on the data, so `by_input` has
-    other bounds for kinds of inputs.  `check.compare` states the whole rule, including gradients, rows and heads.
+    or ``relative`` × the output's root mean square, or ``largest`` × its largest element, for kernels that compute in a
+    lower precision by design; the largest of these applies.  Such a kernel may also bound the relative L1 distance
+    Σ|x - t| / Σ|t|, of the whole output and of its worst head; None is no bound.  That distance depends on the data, so
+    `by_input` has other bounds for kinds of inputs.  `check.compare` states the whole rule, including gradients, rows
+    and heads.
     """
 
     factor: float = 2.0
@@ -100,7 +103,8 @@ class Budget:
     rel_l1: float | None = None
     head_rel_l1: float | None = None
     by_input: Mapping[str, RelL1] = field(default_factory=dict)
-    "bounds for kinds of inputs (`--input`), in place of `rel_l1` and `head_rel_l1`, which are for all others"
+    "bounds for kinds of inputs (`--input`), in place of `rel_l1`, `head_rel_l1` and `largest`, which are for all others"
+    largest: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be a limit.
@@ -108,7 +112,7 @@ class Budget:
         Raises:
             UsageError: a value is infinite, negative or not a number.
         """
-        for name in ("factor", "relative", "rel_l1", "head_rel_l1"):
+        for name in ("factor", "relative", "rel_l1", "head_rel_l1", "largest"):
             value = getattr(self, name)
             if value is None and name.endswith("rel_l1"):
                 continue
@@ -126,8 +130,8 @@ class Budget:
         Raises:
             UsageError: its bound is infinite, negative or not a number.
         """
-        whole, head = self.by_input.get(kind, (self.rel_l1, self.head_rel_l1))
-        return replace(self, rel_l1=whole, head_rel_l1=head, by_input={})
+        whole, head, largest = self.by_input.get(kind, (self.rel_l1, self.head_rel_l1, self.largest))
+        return replace(self, rel_l1=whole, head_rel_l1=head, largest=largest, by_input={})
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,9 +153,10 @@ def one_value(case: AttentionCase) -> float:
     """Return the size of a single value relative to the root mean square of the output, for independent normal values.
 
     A row that averages n of them has 1/n of their variance.  A causal row n sees n keys, so the output's mean square is
-    H_S / S of theirs, H_S = 1 + 1/2 + … + 1/S.  Without a causal mask every row sees all keys, so there are no rows of
-    few keys, and the result is 1.
+    H_S / S of theirs, H_S = 1 + 1/2 + … + 1/S; of more queries than keys the first see none, and their outputs are 0.
+    Without a causal mask every row sees all keys, so there are no rows of few keys, and the result is 1.
     """
     if not Mask.of(case).causal:
         return 1.0
-    return (case.seqlen_k / sum(1 / n for n in range(1, case.seqlen_k + 1))) ** 0.5
+    queries = max(case.seqlen, case.seqlen_k)
+    return (queries / sum(1 / n for n in range(1, case.seqlen_k + 1))) ** 0.5

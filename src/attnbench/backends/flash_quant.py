@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from attnbench.backends.base import Budget, Launch
-from attnbench.backends.dense import DenseBackend, Limits, largest_term
+from attnbench.backends.dense import DenseBackend, Limits, largest_term, one_value
 from attnbench.backends.mask import Mask
 from attnbench.backends.our_triton import OurTriton
 from attnbench.workloads.attention.case import AttentionCase
@@ -51,17 +51,17 @@ class FlashQuant(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
 
         The recipe written in torch has that error; its largest error is a fifth of the output's root mean
         square at 4096 keys and few rows, and a sixteenth of the largest term with many.  Under a causal mask a row of few
-        keys is off by 1/16 of a value, up to 0.35, which is sqrt(S / H_S) times as large in units of that mean.
+        keys is off by 1/16 of a value, up to 0.35, and outputs of more queries than keys are smaller on average.
         """
-        from attnbench.backends.flash_quant_call import bounds_by_input
+        from attnbench.backends.flash_quant_call import OUTLIERS, bounds_by_input
 
         outputs = case.batch * case.seqlen * case.nheads * case.headdim_v
         largest = max(0.5, largest_term(case.seqlen_k, outputs) / 16)
         if Mask.of(case).causal:
-            harmonic = sum(1 / n for n in range(1, case.seqlen_k + 1))
-            largest = max(largest, 0.35 * (case.seqlen_k / harmonic) ** 0.5)
-        # Uniform and captured values: as wide as outliers need.
-        return Budget(relative=largest, rel_l1=0.055, head_rel_l1=0.06, by_input=bounds_by_input(case))
+            seen = max(1.0, case.seqlen / case.seqlen_k)  # with no key an output is 0
+            largest = max(largest * seen**0.5, 0.35 * one_value(case))
+        whole, head, share = OUTLIERS  # captured values: as wide as outliers need
+        return Budget(relative=largest, rel_l1=whole, head_rel_l1=head, largest=share, by_input=bounds_by_input(case))
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
         """See `Backend.attend`; quantisation is marked as preparation."""

@@ -5,7 +5,9 @@ measured against fp64.  With ``E`` the largest error of the plain evaluation in 
 (2⁻⁷ for bf16, 2⁻¹⁰ for fp16, 2⁻²³ for fp32), ``M`` the largest value of the truth and ``N`` the largest expected error,
 an output may differ from the truth by
 
-    max(factor · E + ε · M,  REACH · factor · N,  relative · rms)     factor and relative: the backend's `Budget`
+    max(factor · E + ε · M,  REACH · factor · N,  relative · rms,  largest · M)
+
+``factor``, ``relative`` and ``largest`` are the backend's `Budget`.
 
 - ``E`` is the customary rule of FlashAttention's tests: it grows with the case as the error of any implementation
   does.  ``factor`` is 2 by default, because a kernel rounds as often as the plain evaluation but in other places.
@@ -165,7 +167,7 @@ def limits(name: str, truth: Truth, budget: Budget) -> Limits:
     plain, is_gradient = truth.plain[name], truth.kinds[name] is OutputKind.GRADIENT
     slack = GRADIENT_SLACK if is_gradient else 1.0
     factor = budget.factor * slack
-    absolute = budget.relative * plain.rms
+    absolute = max(budget.relative * plain.rms, budget.largest * plain.largest)
     # A row of a gradient sums few terms (one, at the last key of a causal mask), and its factors may cancel where the
     # derivation does not assume it: an error below half a rounding step of the largest element makes no row wrong.
     unseen = max(absolute, _step(truth.dtype) * plain.largest / 2) if is_gradient else absolute
