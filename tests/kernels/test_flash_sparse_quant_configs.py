@@ -198,6 +198,10 @@ def test_the_largest_error_grows_with_rows_of_few_keys(monkeypatch):
     assert 0.5 < largest_error(equal, given=True) < largest_error(uneven, given=True) < 1.5
     causal = largest_error(case_of(pattern="full", causal=True), given=True)
     assert 0.35 * (1024 / 7.51) ** 0.5 <= causal <= 1.5 * 0.35 * (1024 / 7.51) ** 0.5  # 7.51: the harmonic sum
+    fewer = case_of(
+        pattern="full", causal=True, seqlen_k=129
+    )  # the block before the last has one query that sees a key
+    assert 0.35 * (1024 / 5.44) ** 0.5 <= largest_error(fewer, given=True) <= 1.5 * 0.35 * (1024 / 5.44) ** 0.5
     assert largest_error(equal, given=False) > 0.5
     monkeypatch.setattr(
         "attnbench.backends.flash_sparse_quant_call.block_map", lambda case: np.zeros((1, 2, 8, 8), bool)

@@ -30,9 +30,14 @@ def largest_error(case: SparseCase, *, given: bool) -> float:
     """
     import numpy as np
 
-    (_, queries), (_, sizes) = spans(case)
+    (start, queries), (_, sizes) = spans(case)
+    # Under a causal mask the first of more queries than keys see none: a block may have a few that do.
+    hidden = max(0, case.seqlen - case.seqlen_k) if case.causal else 0
+    queries = np.clip(start + queries - hidden, 0, queries)
     kept = block_map(case) if given else np.ones((1, 1, *case.blocks), dtype=bool)
-    keys = np.where(kept, visible_pairs(case), 0).sum(-1) / queries[:, 0]  # per query, averaged over its block
+    keys = np.where(kept, visible_pairs(case), 0).sum(-1) / np.maximum(
+        queries[:, 0], 1
+    )  # averaged over a block's queries
     seen = keys > 0
     if not seen.any():
         return 0.5
