@@ -92,6 +92,19 @@ class LooksAtCallers(Cheating):
             super().forward()
 
 
+class WrongWhenRecorded(Cheating):
+    """As long as any, and right whenever its callers are not those of a sample that is recorded."""
+
+    name = "wrong-when-recorded"
+
+    def work(self):
+        frame, names = sys._getframe(), set()
+        while frame is not None:
+            names.add(frame.f_code.co_name)
+            frame = frame.f_back
+        return super().work() * (1.5 if "_batch" in names else 1.0)
+
+
 # ── for data that it knows ─────────────────────────────────────────────────────────────────────────
 
 

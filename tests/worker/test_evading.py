@@ -27,7 +27,8 @@ EXPECTED = {
     evading.WhenTaken: f"{LATE}|{TOTAL}",
     evading.WhenAnOperatorReads: f"{LATE}|{NEW_DATA}|{TOTAL}",
     evading.LooksAtCallers: f"{RECORDED}|{TOTAL}",
-    evading.RoughForKnownData: "in a timed call on known data: out: wrong values: .*",
+    evading.WrongWhenRecorded: "in a recorded sample: out: wrong values: .*",
+    evading.RoughForKnownData: "in a (timed call on known data|recorded sample): out: wrong values: .*",
     evading.DecodesInOutputs: UNTIMED.format("outputs").replace("copy of", "copy of the outputs") + f"|{LATE}|{TOTAL}",
     # On a loaded machine a third alone may be over the limit.
     evading.APartInEach: r"(outputs and reload and reset together|outputs|reload|reset) takes? .*, a copy of .*: "

@@ -5,6 +5,7 @@ A launch can pass every check and still have misleading times if its answer is c
 moments a sample is taken on data that the launch has never seen (`variation`), over overwritten outputs, and compared
 with ordinary samples:
 
+    outputs of the last recorded sample                   right?
     outputs of a few calls in a row on known data         right?
     outputs overwritten, new data loaded, call timed      right? as fast as on known data, as a few calls in a row, and
                                                           as the last recorded samples?
@@ -91,6 +92,11 @@ class Inspection:
         "from then to the preparation of the next call, for the last ordinary call, ms"
         self._loading = 0.0
         "when loading of the new data started, ms of the wall clock"
+
+    def begin(self) -> str | None:
+        """Check the outputs that the last recorded sample has left, which no call of this look has seen yet."""
+        # Not kept until `finish`: the launch may have left no memory for one more copy.
+        return self._wrong_on_known(_taken(self.launch), "in a recorded sample: ")
 
     def disturb(self) -> None:
         """Touch as much memory as `prepare` does, and leave the launch unchanged."""
@@ -194,21 +200,27 @@ class Inspection:
 
     def _wrong(self, outputs: Mapping[str, Tensor]) -> str | None:
         """Compare outputs on new data with their known answer, and the earlier ones on known data with theirs."""
-        second, words = self.references.second, "in a timed call on new data: "
+        second = self.references.second
         self.variation.undo()
         found = self.variation.unsigned(outputs)
         self.variation.renew()
+        known, self._known = self._known, None
         try:
             check_form(outputs, second.truth(self.examination.variant), "")
             self.examination.hold(found, second)
-            # Another backend may have changed the first data; the check after timing reports that.
-            if self._known is not None and not self.references.first.differing():
-                words = "in a timed call on known data: "
-                self.examination.hold(self._known, self.references.first)
+        except Wrong as wrong:
+            return f"in a timed call on new data: {wrong}"
+        return self._wrong_on_known(known, "in a timed call on known data: ") if known is not None else None
+
+    def _wrong_on_known(self, outputs: Mapping[str, Tensor], words: str) -> str | None:
+        """Compare outputs on the first data with their answer."""
+        # Another backend may have changed the first data; the check after timing reports that.
+        if self.references.first.differing():
+            return None
+        try:
+            self.examination.hold(outputs, self.references.first)
         except Wrong as wrong:
             return f"{words}{wrong}"
-        finally:
-            self._known = None
         return None
 
     def _computes_untimed(self, look: Look, outputs: Mapping[str, Tensor], lead_s: float) -> str | None:

@@ -117,6 +117,10 @@ class Inspections:
         subject = self.subjects[index]
         timer = self._timer(index)
         known_ms = statistics.median(samples_ms)
+        self.announce(index, "inspection")
+        # Another timer may record its samples in a way (a captured graph) that leaves no outputs behind.
+        if timer is self.timer and (fault := inspector.begin()):
+            raise Misleading(subject.name, fault)
         repeated = led(subject, self.stage, lead_s) if lead_s > LONG_LEAD_S else subject
         ordinary, inspected = (
             dataclasses.replace(led(subject, self.stage, lead_s, prepare), callable_untimed=False)

@@ -25,6 +25,14 @@ class Inspector(Protocol):
         """Whether more inspections are needed, each after further samples."""
         ...
 
+    def begin(self) -> str | None:
+        """Right after a recorded sample, before any other call: check the outputs that it has left.
+
+        Returns:
+            What is wrong with them; None where nothing is.
+        """
+        ...
+
     def disturb(self) -> None:
         """Untimed, right before an ordinary sample: reset, and change the caches as `prepare` does, but no data."""
         ...
