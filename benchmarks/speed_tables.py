@@ -19,6 +19,7 @@ import hstu_jagged
 import kernel_tables
 
 from attnbench.backends.registry import all_backends
+from attnbench.kernels.hstu.dense.configs import hopper_columns_config
 from attnbench.record import Record
 from attnbench.workloads.attention.case import AttentionCase
 
@@ -29,6 +30,8 @@ LONG = 131072, 0.5, 0.75
 "Decode, of the copy rate: the least batch, or the keys at batch 1, that a bar and an aim are for."
 FEW_US = 25.0, 15.0
 "Bar and aim of a call with few queries on a long cache."
+MANY_PAIRS = 512
+"Heads of all sequences in the measured shapes, at least."
 
 
 @dataclass(frozen=True)
@@ -150,12 +153,17 @@ def copy_rate(fits: Callable[[Mapping[str, Any]], bool]) -> Callable[[Record, Re
 
 
 def hstu_backward(path: Path) -> list[Point]:
-    """Ours over NVIDIA's."""
-    return [
-        Point({"dims": row.shape[1], "rows": row.shape[2]}, row.ours["hstu-triton"][1])
-        for row in hstu.rows_of(kernel_tables.load(path), hstu_bsa.PEER)
-        if row.mode == "bwd" and "hstu-triton" in row.ours and row.peer
-    ]
+    """Ours over NVIDIA's, with today's default: named in a run, or the default of the run if that had its form of dQ."""
+    found = []
+    for row in hstu.rows_of(kernel_tables.load(path), hstu_bsa.PEER):
+        if row.mode != "bwd" or not row.peer:
+            continue
+        _, dim, length = row.shape
+        default = hopper_columns_config(HOPPER, 2, dim, dim, length, MANY_PAIRS)
+        name = f"hstu-triton[a{default.short}]" if default and default.serial else "hstu-triton"
+        if name in row.ours:
+            found.append(Point({"dims": dim, "rows": length}, row.ours[name][1]))
+    return found
 
 
 def uneven(path: Path) -> list[Point]:
@@ -208,8 +216,9 @@ def wishes() -> list[Wish]:
 
     wide, narrow = (flash.bar_of("bwd", dim, 4096) for dim in (256, 64))
     fa3 = decode_points(lambda own, peer: flash.ratio_of(peer, own)[0] if peer else None)
+    serial = tuple(f"serial bwd {dim}" for dim in (128, 64, 32))
     return [
-        forward("64, 128, 256 dims, 4096 to 32768 rows", powers, long, "flash fwd", "flash sweep"),
+        forward("64, 128, 256 dims, 4096 to 32768 rows", powers, long, "flash fwd", "flash sweep", "flash fwd 32768"),
         forward("80, 96, 160, 192 dims, 4096 to 32768 rows", between, long, "flash fwd 96"),
         forward(
             "512 to 2048 rows",
@@ -251,8 +260,8 @@ def wishes() -> list[Wish]:
             ("flash bwd",),
             flash_points("bwd", (64, 128), range(512, 32769), flash.FA3_BACKWARD),
         ),
-        Wish("dense HSTU backward over NVIDIA's, whole sequences", *hstu.BACKWARD, ("dense bwd",), hstu_backward),
-        Wish("the same, uneven lengths", *hstu.BACKWARD, (), hstu_backward),
+        Wish("dense HSTU backward over NVIDIA's, whole sequences", *hstu.BACKWARD, ("dense bwd", *serial), hstu_backward),
+        Wish("the same, uneven lengths", *hstu.BACKWARD, ("serial bwd uneven",), hstu_backward),
         Wish(
             "dense HSTU forward, uneven lengths over whole ones, 2048 rows",
             hstu_jagged.BAR,
