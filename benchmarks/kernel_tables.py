@@ -381,14 +381,18 @@ def _met(reached: bool) -> str:
 
 
 def sparse_rows(data: Mapping[str, Any]) -> list[list[str]]:
-    """A row a shape and density of `flash_sparse.py`: dense ms, ours and E on equal and unequal rows, bar, lists."""
+    """A row a shape and density of `flash_sparse.py`: dense ms, ours and E on equal and unequal rows, bar, lists.
+
+    Of several configurations it is today's default, or the fastest where that was not measured.
+    """
     found = []
     for group in data["groups"]:
         sweep = flash_sparse.sweep_of(group)
         dense = statistics.median(group["rows"][0]["samples_ms"])
         shape = [sweep.block, str(sweep.headdim), str(sweep.seqlen), "causal" if sweep.causal else "full"]
+        default = _shown_form(group, sweep.default)
         for kept in sweep.densities:
-            rows = [row for row in group["rows"][1:] if (row["density"], row["config"]) == (kept, sweep.default)]
+            rows = [row for row in group["rows"][1:] if (row["density"], row["config"]) == (kept, default)]
             of = {row["pattern"]: row for row in rows if row["what"] == "sparse"}
             sides = [of.get("full" if kept == 1 else "random"), of.get("random-uneven")]
             cells = [cell for row in sides for cell in (_sparse_cells(group, row) if row else ("", ""))]
@@ -411,6 +415,15 @@ def sparse_rows(data: Mapping[str, Any]) -> list[list[str]]:
                 ]
             )
     return found
+
+
+def _shown_form(group: Mapping[str, Any], default: str) -> str:
+    """The configuration of a group that the table of measured rows shows."""
+    total: dict[str, float] = {}
+    for row in group["rows"][1:]:
+        if row["what"] == "sparse":
+            total[row["config"]] = total.get(row["config"], 0.0) + statistics.median(row["samples_ms"])
+    return default if default in total else min(total, key=total.__getitem__)
 
 
 def _sparse_cells(group: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, str]:
