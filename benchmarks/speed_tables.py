@@ -260,7 +260,9 @@ def wishes() -> list[Wish]:
             ("flash bwd",),
             flash_points("bwd", (64, 128), range(512, 32769), flash.FA3_BACKWARD),
         ),
-        Wish("dense HSTU backward over NVIDIA's, whole sequences", *hstu.BACKWARD, ("dense bwd", *serial), hstu_backward),
+        Wish(
+            "dense HSTU backward over NVIDIA's, whole sequences", *hstu.BACKWARD, ("dense bwd", *serial), hstu_backward
+        ),
         Wish("the same, uneven lengths", *hstu.BACKWARD, ("serial bwd uneven",), hstu_backward),
         Wish(
             "dense HSTU forward, uneven lengths over whole ones, 2048 rows",
