@@ -92,7 +92,8 @@ def load_values(producer, count, key_start, keys, tile, blocks, head):
     k_ring = producer.rings.k
     if producer.JOINT:
         mbarrier.wait(k_ring.empty.index(count % k_ring.STAGES), count // k_ring.STAGES & 1)
-    fill(producer, producer.rings.v, producer.v_desc, count, key_start, keys, tile, blocks, head)
+    ring, desc = producer.rings.v, producer.v_desc
+    fill(producer, ring, desc, count, key_start, keys, tile=tile, blocks=blocks, head=head)
 
 
 @gluon.jit
@@ -104,7 +105,7 @@ def load_keys(producer, count, key_start, keys, tile, blocks, head):
     if producer.SHARE == 1:
         if producer.JOINT:
             mbarrier.wait(v_ring.empty.index(count % v_ring.STAGES), (count // v_ring.STAGES & 1) ^ 1)
-        fill(producer, k_ring, producer.k_desc, count, key_start, keys, tile, blocks, head)
+        fill(producer, k_ring, producer.k_desc, count, key_start, keys, tile=tile, blocks=blocks, head=head)
     else:
         at = key_of(blocks[0], tile, producer.BLOCK_K, producer.PARTS)
         BYTES: gl.constexpr = v_ring.tiles.numel // v_ring.STAGES * v_ring.tiles.dtype.primitive_bitwidth // 8
