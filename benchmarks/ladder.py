@@ -109,6 +109,7 @@ LADDERS = {
                 Step(name="x2", config="m64n64w4s3-ws-x2"),
                 Step(name="lazy", config="m64n64w4s3-ws-lazy-x2"),
                 Step(name="two rows", config="m128n64w8s6-ws-lazy"),
+                Step(name="pairs", config="m64n128w4s3-ws-joint-lazy-x2", over="lazy"),
             ),
         ),
         Ladder(

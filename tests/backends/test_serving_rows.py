@@ -71,7 +71,7 @@ def test_every_state_of_the_cache_gives_the_logits_of_the_model_without_one(sele
         look = Inspection(launch, group, **terms)
         look.prepare()
         launch.forward()
-        assert look.finish(1e6, 1e6, 1e6, 1e6) is None
+        assert look.finish(1e6, 1e6, 1e6, 1e6, 0.0) is None
         if launch.reset:
             launch.reset()
         launch.forward()
@@ -135,7 +135,7 @@ def test_a_series_over_a_pool_finds_what_the_least_recently_used_have_left(share
     look = Inspection(launch, group, **terms)
     look.prepare()
     launch.forward()
-    assert look.finish(1e6, 1e6, 1e6, 1e6) is None
+    assert look.finish(1e6, 1e6, 1e6, 1e6, 0.0) is None
     launch.reset()
     launch.forward()
     assert recheck(launch, group, **terms).ok
