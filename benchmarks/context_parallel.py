@@ -1,12 +1,13 @@
 """What context-parallel attention has to reach on two H200 of one host: measured, and held against its run files.
 
     python benchmarks/context_parallel.py FILE [FILE ...]
-    python benchmarks/context_parallel.py --measure OUT [--parts 128k-full,128k-causal] [--times 1] [--dry-run]
+    python benchmarks/context_parallel.py --measure OUT [--parts 8k,128k-full] [--times 1] [--backends cp-one,cp-ring]
 
 A line for each target that the files have a row of: the fastest of our forms over our own kernel on one GPU, and over
 torch's `context_parallel`, from rounds of the same run; with what was predicted before anything had run on two GPUs. All
 runs of a case count, each process once, whichever of them is the better one; those of earlier code are named in `EARLIER`.
 A target is reached or missed if the whole interval is on that side of it, else that is not decided: measure it again.
+Processes of the fastest form alone are cheap: of forms that differ in that, the one with the most processes is shown.
 """
 
 from __future__ import annotations
@@ -116,23 +117,28 @@ def results(runs: Iterable[Run]) -> Iterator[Result]:
             records = list(processes.values())
             case = next(iter(records[0].values())).case
             wanted = case["world"] == 2 and all(case[name] == value for name, value in target.case.items())
-            if wanted and (found := {name: one for name in OURS if (one := _ratio(records, name, target.over))}):
+            each = {name: ratios for name in OURS if (ratios := _ratios(records, name, target.over))}
+            if wanted and each:
+                most = max(map(len, each.values()))
+                found = {name: _together(ratios) for name, ratios in each.items() if len(ratios) == most}
                 best = max(found, key=lambda name: found[name].ratio)
                 yield Result(target, records, best, found[best])
 
 
-def _ratio(processes: Sequence[Mapping[str, Record]], name: str, over: str) -> RatioEstimate | None:
-    """How many times as fast a form is: the geometric mean over all processes that sampled both in turn.
-
-    Its interval is Student's over three processes or more; of fewer it goes from their own least limit to their greatest.
-    """
-    each = [
+def _ratios(processes: Sequence[Mapping[str, Record]], name: str, over: str) -> list[RatioEstimate]:
+    """How many times as fast a form is, in each process that sampled both in turn."""
+    return [
         paired_ratio(by_round(records[over]), by_round(records[name]))
         for records in processes
         if over in records and name in records
     ]
-    if not each:
-        return None
+
+
+def _together(each: Sequence[RatioEstimate]) -> RatioEstimate:
+    """Their geometric mean.
+
+    Its interval is Student's over three processes or more; of fewer it goes from their own least limit to their greatest.
+    """
     found = combine_replicates(each)
     if len(each) >= LEAST_PROCESSES:
         return found
@@ -210,7 +216,7 @@ class Part:
 
     flags: str
     seconds: float
-    "of sampling in a case: enough rounds that the interval is narrower than what lies between prediction and bar"
+    "of sampling all forms in a case: enough rounds that the interval is narrower than what lies between prediction and bar"
     minutes: float
     "that a run takes, by earlier ones: start of the ranks, oracle, checks and sampling"
     torch: bool = True
@@ -227,20 +233,22 @@ PARTS = {
 }
 
 
-def command(part: str, path: Path) -> list[str]:
-    """The run of a part: every form, the slow ones too."""
+def command(part: str, path: Path, backends: Sequence[str]) -> list[str]:
+    """The run of a part: these forms, in as many rounds as if they were all."""
     one = PARTS[part]
-    backends = ",".join(SHOWN if one.torch else SHOWN[:-1])
-    words = f"--gpus 0,1 {one.flags} --backends {backends} --max-seconds {one.seconds:g} --timeout 300"
+    every = SHOWN if one.torch else SHOWN[:-1]
+    asked = [name for name in every if name in backends]
+    seconds = one.seconds * len(asked) / len(every)
+    words = f"--gpus 0,1 {one.flags} --backends {','.join(asked)} --max-seconds {seconds:.2g} --timeout 300"
     return ["attnbench", "run", "attention-cp", *words.split(), "--no-save", "--json", str(path)]
 
 
-def measure(folder: Path, parts: Sequence[str], times: int, *, dry: bool) -> None:
+def measure(folder: Path, parts: Sequence[str], times: int, backends: Sequence[str], *, dry: bool) -> None:
     """Measure parts so many times each, beside the runs that are there, and hold all of them against the targets."""
     for part in parts:
         there = len(list(folder.glob(f"cp-{part}-[0-9]*.json")))
         for number in range(there + 1, there + 1 + times):
-            words = command(part, folder / f"cp-{part}-{number}.json")
+            words = command(part, folder / f"cp-{part}-{number}.json", backends)
             print(f"about {PARTS[part].minutes:g} minutes: {shlex.join(words)}", flush=True)
             if not dry:
                 subprocess.run([sys.executable, "-m", *words], check=True)
@@ -261,16 +269,21 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--measure", type=Path, metavar="OUT", help="folder of new run files")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of these (default: %(default)s)")
     parser.add_argument("--times", type=int, default=LEAST_PROCESSES, help="runs of each part (default: %(default)s)")
+    parser.add_argument(
+        "--backends", default=",".join(SHOWN), help="some of these, cp-one among them (default: %(default)s)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print the commands and how long they take")
     args = parser.parse_args(words)
-    parts = args.parts.split(",")
+    parts, backends = args.parts.split(","), args.backends.split(",")
     if unknown := [part for part in parts if part not in PARTS]:
         parser.error(f"--parts: {unknown[0]} is none of {', '.join(PARTS)}")
+    if not {"cp-one"} < set(backends) <= set(SHOWN):
+        parser.error(f"--backends: cp-one and some of {', '.join(SHOWN[1:])}")
     if args.measure is None:
         say(args.paths)
     else:
         args.measure.mkdir(parents=True, exist_ok=True)
-        measure(args.measure, parts, args.times, dry=args.dry_run)
+        measure(args.measure, parts, args.times, backends, dry=args.dry_run)
 
 
 if __name__ == "__main__":

@@ -109,6 +109,24 @@ def test_few_samples_decide_nothing_and_earlier_code_does_not_count(targets, mon
     assert list(targets.results([wide])) == []
 
 
+def test_a_form_of_few_processes_is_not_shown_in_place_of_one_of_many(targets):
+    rows = [record(LONG, "cp-one", 6.0), record(LONG, "cp-ring", 3.2), record(LONG, "cp-allgather", 3.0)]
+    all_forms, [one, ring, _] = replace(make_run(rows), id="a" * 8), rows
+    two = replace(make_run([one, ring]), id="b" * 8)
+    assert next(targets.results([all_forms])).best == "cp-allgather"
+    [found] = [of for of in targets.results([all_forms, two]) if of.target.over == "cp-one"]
+    assert found.best == "cp-ring"
+
+
+def test_fewer_forms_are_sampled_in_as_many_rounds(targets, tmp_path, capsys):
+    words = ["--measure", str(tmp_path), "--parts", "128k-full", "--times", "1", "--dry-run"]
+    targets.main([*words, "--backends", "cp-one,cp-ring"])
+    assert "--backends cp-one,cp-ring --max-seconds 32 " in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        targets.main([*words, "--backends", "cp-ring"])
+    assert "cp-one and some of" in capsys.readouterr().err
+
+
 def test_parts_measure_every_target_within_a_command(targets, tmp_path, capsys):
     targets.main(["--measure", str(tmp_path), "--dry-run"])
     *lines, together = capsys.readouterr().out.splitlines()
