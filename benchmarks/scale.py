@@ -51,7 +51,8 @@ RAY_SECONDS = 1.0
 BESIDE = 10
 """Groups that are measured beside a busy neighbour."""
 WARM_UP = 4
-"""Groups of the run before each part and round, which is not kept: libraries are read from disk, GPUs are warm."""
+"""Groups of the run before each part and round by each engine, which is not kept: libraries, Ray's too, are read from disk,
+and GPUs are warm."""
 ROUNDS = {"sweep": 1, "ray": 2, "neighbour": 3}
 START_S, RAY_START_S, OVERHEAD_S = 9.0, 12.0, 0.55
 """What a run takes before its first group by either engine, and a group beside its sampling; measured on two H200."""
@@ -94,8 +95,10 @@ def steps(part: str, round_: int, *, ray: bool) -> list[Step]:
         return [warm, one, beside, beside, one]
     if part == "ray":
         return [warm, dataclasses.replace(warm, engine="ray"), one, through_ray, through_ray, one]
-    both = [dataclasses.replace(each, gpus=2) for each in ([one, through_ray] if ray else [one])]
-    return [warm, one, *both, one]
+    engines = [one, through_ray] if ray else [one]
+    both = [dataclasses.replace(each, gpus=2) for each in engines]
+    warm_ups = [dataclasses.replace(each, kept=False) for each in [one, *both[1:]]]
+    return [*warm_ups, one, *both, one]
 
 
 def planned(folder: Path, device: Device) -> Run:
@@ -115,7 +118,8 @@ class Bench:
         plan: of the sweep.
         devices: the GPU that measures, and its neighbour.
         files: of --backends, for a plan of other backends.
-        ray: its executors, one for each GPU of the cluster; None without a cluster.
+        ray: connects, and returns an executor for each GPU of the cluster; disconnects when the stack closes, after the
+            run has its time. None without a cluster.
         burn: program that loads the neighbour.
     """
 
@@ -123,7 +127,7 @@ class Bench:
     plan: Run
     devices: Sequence[Device]
     files: tuple[str, ...] = ()
-    ray: Callable[[], Sequence[Executor]] | None = None
+    ray: Callable[[ExitStack], Sequence[Executor]] | None = None
     burn: str = BURN
     _lasting: Lasting | None = field(default=None, init=False)
 
@@ -165,7 +169,7 @@ class Bench:
         if step.engine == "local":
             return [DeviceExecutor(device, self.files) for device in self.devices[: step.gpus]]
         assert self.ray is not None
-        found = self.ray()
+        found = self.ray(closing)
         if len(found) < step.gpus:
             raise SystemExit(f"the cluster has {len(found)} GPUs; {step.gpus} are needed")
         for executor in found[step.gpus :]:
@@ -288,9 +292,12 @@ def main(words: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     devices = [Device("cuda", 0), Device("cuda", 1)]
 
-    def through_ray() -> Sequence[Executor]:
+    def through_ray(closing: ExitStack) -> Sequence[Executor]:
+        import ray
+
         from attnbench.sweep.ray_engine import ray_executors
 
+        closing.callback(ray.shutdown)  # each run connects, as a command does
         return ray_executors(args.address, devices[0], [], wait=False)
 
     bench = Bench(args.out, planned(args.out, devices[0]), devices, ray=through_ray if args.address else None)

@@ -37,7 +37,11 @@ def on_cards(folder, **changed):
 
 
 def test_a_sweep_on_one_pretended_gpu_and_on_two_by_either_engine(cards, tmp_path):
-    def like_ray():
+    events = []
+
+    def like_ray(closing):
+        closing.callback(events.append, "disconnected")
+        events.append("connected")
         return [DeviceExecutor(device, (FILE,)) for device in CARDS]
 
     on_cards(tmp_path, ray=like_ray).measure("sweep", 1)
@@ -48,6 +52,7 @@ def test_a_sweep_on_one_pretended_gpu_and_on_two_by_either_engine(cards, tmp_pat
         ("ray", 2),
         ("local", 1),
     ]
+    assert events == ["connected", "disconnected"] * 2, "the warm-up that is not kept, then the run"
     for run in told["runs"]:
         assert run["wall_s"] > run["steady_s"] >= 0
         assert {row[2] for row in run["rows"]} <= set(cards[: run["gpus"]])
