@@ -34,6 +34,11 @@ def test_an_answer_gives_its_records():
     assert found.sampling_s == 0.5
 
 
+def test_records_that_no_run_file_can_hold_are_none():
+    with pytest.raises(WorkerError, match="its answer cannot be kept"):
+        read_answer(answer(record("one", counters={"x": 1e308}), record("two")), GROUP)
+
+
 @pytest.mark.parametrize(
     ("said", "wrong"),
     [

@@ -19,7 +19,7 @@ from attnbench.sweep import device_worker
 from attnbench.sweep.device_worker import Stopped
 from attnbench.sweep.executor import DeviceExecutor, ExecutorLost, Measured, Progress
 from attnbench.sweep.run import execute
-from attnbench.sweep.schedule import in_order
+from attnbench.sweep.schedule import close_all, in_order
 from attnbench.worker.activity import HARNESS, Activity
 from attnbench.worker.process import Loss
 from waiting import PATIENCE_S
@@ -255,6 +255,23 @@ def test_whatever_executors_die_each_group_is_measured_or_failed_with_a_reason(c
 
 
 # ── workers that die in executors that do not ───────────────────────────────────────────────────────
+
+
+def test_executors_are_closed_at_the_same_time_also_if_one_fails():
+    """Two that wait for each other: one after the other they would never end."""
+    both = threading.Barrier(2, timeout=PATIENCE_S)
+
+    class Slow(Scripted):
+        def close(self):
+            both.wait()
+            super().close()
+            if self.words:
+                raise RuntimeError(self.words[0])
+
+    executors = [Slow("one", "the worker of one does not end"), Slow("two")]
+    with pytest.raises(RuntimeError, match="the worker of one"):
+        close_all(executors)
+    assert [one.closed for one in executors] == [1, 1]
 
 
 class DyingWorker:

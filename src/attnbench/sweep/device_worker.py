@@ -227,25 +227,39 @@ def accepted(record: Record, group: PlannedGroup) -> Record:
     Raises:
         WorkerError: it does not: something other than the harness wrote it.
     """
+    check_requested(record, group)
+    plain = dataclasses.replace(record, environment=None, speedup=None)
+    check_kept(f"record of {record.backend}", records=(plain,))
+    return plain
+
+
+def check_requested(record: Record, group: PlannedGroup) -> None:
+    """Check that a record belongs to a group.
+
+    Raises:
+        WorkerError: it does not.
+    """
 
     def of(one: Record | PlannedGroup) -> tuple[Any, ...]:
         return one.workload, to_dict(one.case), one.case_id, one.group, one.replicate
 
     if of(record) != of(group) or record.backend not in group.backends:
         raise WorkerError(f"worker: it gave a record of {record.group} {record.backend}, which it was not asked for")
-    plain = dataclasses.replace(record, environment=None, speedup=None)
-    check_kept(f"record of {record.backend}", records=(plain,))
-    return plain
 
 
-def check_kept(what: str, **parts: Any) -> None:
+def check_kept(what: str, *, statistics: bool = True, **parts: Any) -> None:
     """Check that `parts` of a run, which came from a worker, can be read back from a run file.
+
+    Args:
+        what: name of the parts.
+        statistics: check too that those of the samples can be computed.
+        parts: arguments of `Run`.
 
     Raises:
         WorkerError: they cannot; the message names `what`.
     """
     try:
-        loads(dumps(Run(id="0000", suite="", command="", started="", **parts)))
+        loads(dumps(Run(id="0000", suite="", command="", started="", **parts)), statistics=statistics)
     except Exception as error:  # catches everything: the run continues whatever they contain
         raise WorkerError(f"worker: its {what} cannot be kept ({error})") from None
 

@@ -27,7 +27,7 @@ from attnbench.errors import Unavailable, UsageError, WorkerError, refusal
 from attnbench.machine.device import Device
 from attnbench.record import Environment, PlannedGroup, Record, Settings, from_dict, to_dict
 from attnbench.sweep import ray_actor
-from attnbench.sweep.device_worker import Stopped, accepted, check_kept
+from attnbench.sweep.device_worker import Stopped, check_kept, check_requested
 from attnbench.sweep.executor import ExecutorLost, Measured, OnProgress, Progress
 
 ANSWER_S = 5.0
@@ -212,8 +212,9 @@ def read_answer(answer: Any, group: PlannedGroup) -> Measured:
     except (TypeError, ValueError, KeyError, RecursionError, UsageError) as error:
         raise WorkerError(f"its answer cannot be read ({type(error).__name__}: {error})") from None
     for one in records:
-        accepted(one, group)
-    check_kept("answer", records=records, environments=environments)
+        check_requested(one, group)
+    # Without statistics: the actor has checked its worker's, and its GPU is idle meanwhile.
+    check_kept("answer", statistics=False, records=records, environments=environments)
     numbers = {one.environment for one in records} - {None}
     if tuple(one.backend for one in records) != group.backends or not numbers <= set(range(len(environments))):
         raise WorkerError("its answer has not each backend of the group once")

@@ -27,7 +27,7 @@ from attnbench.sweep.ahead import CompiledAhead, default_jobs, groups_ahead
 from attnbench.sweep.executor import DeviceExecutor, Executor, ExecutorLost, Measured, Progress
 from attnbench.sweep.interruption import IN_ORDER, Interruption
 from attnbench.sweep.run_lock import sole_writer
-from attnbench.sweep.schedule import Finished, Lost, Message, Queue, in_order, run_groups
+from attnbench.sweep.schedule import Finished, Lost, Message, Queue, close_all, in_order, run_groups
 from attnbench.sweep.teams import executors_on
 from attnbench.worker.process import cut_short, ended_from_outside
 
@@ -152,9 +152,8 @@ class Execution(AbstractContextManager["Execution"]):
         self._close()
 
     def _close(self) -> None:
-        with self._lock, ExitStack() as closing:  # close all executors, even if closing one fails
-            for executor in self._asked:
-                closing.callback(executor.close)
+        with self._lock:
+            close_all(self._asked)
 
     def one(self, group: PlannedGroup, settings: Settings) -> tuple[Record, ...]:
         """Measure a group with settings of its own; the run keeps no record of it.

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -168,6 +170,18 @@ def _in_threads(dealer: _Dealer, executors: Sequence[Executor], handle: Handle) 
                 executor.stop()
         for thread in threads:
             thread.join()
+
+
+def close_all(executors: Sequence[Executor]) -> None:
+    """Close all executors at the same time, even if closing one fails: ending the worker of a GPU takes a while."""
+    with ExitStack() as waiting:
+        if len(executors) > 1:
+            pool = waiting.enter_context(ThreadPoolExecutor(len(executors), thread_name_prefix="close"))
+            for executor in executors:
+                waiting.callback(pool.submit(executor.close).result)
+        else:
+            for executor in executors:
+                executor.close()
 
 
 class _Dealer:
