@@ -219,7 +219,7 @@ def wishes() -> list[Wish]:
     serial = tuple(f"serial bwd {dim}" for dim in (128, 64, 32))
     return [
         forward("64, 128, 256 dims, 4096 to 32768 rows", powers, long, "flash fwd", "flash sweep", "flash fwd 32768"),
-        forward("80, 96, 160, 192 dims, 4096 to 32768 rows", between, long, "flash fwd 96"),
+        forward("80, 96, 160, 192 dims, 4096 to 32768 rows", between, long, "flash fwd 96", "flash fwd dims"),
         forward(
             "512 to 2048 rows",
             (*powers, *between),

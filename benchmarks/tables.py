@@ -746,6 +746,7 @@ OURS = {
 
 SPEED = OURS | {
     "flash fwd 96": "flash-double-96-h200.json",
+    "flash fwd dims": "flash-dims-h200.json",
     "flash sweep": "suite-flash-sweep-h200.json",
     "few tiles 64": "suite-few-tiles-64-h200.json",
     "few tiles 96": "suite-few-tiles-96-h200.json",
@@ -1130,7 +1131,11 @@ POOLS = tuple(
 """Users who return, with a pool for all of them or for 40 %, launch by launch, as graphs, and with host memory."""
 FEW = ("128-1024", "128-2048", "128-6144", "128-12288", "64-2048", "64-4096", "64-8192")
 "Calls of dense HSTU with few query tiles: dims and rows."
-OVER_GPUS = tuple(f"cp-{name}-2xh200.json" for name in ("8k", "32k", "libraries", "gqa", "128k", "hstu-long", "hstu"))
+LONG_ROWS = ("128k-causal-1", "128k-causal-2", "128k-causal-3", "128k-full-1")
+"Processes of the cases of 131072 rows."
+OVER_GPUS = tuple(
+    f"cp-{name}-2xh200.json" for name in ("8k", "32k", "libraries", "gqa", *LONG_ROWS, "hstu-long", "hstu")
+)
 """Context-parallel attention; a run of each part of the suite."""
 TABLES = {
     "backends": Table((), backends),
@@ -1233,6 +1238,7 @@ TABLES = {
             *(f"sparse-pairs-{name}-h200" for name in ("64x64", "16384", "128x64", "d64")),
             "serving-shapes-attention-h200",
             "flash-fwd-32768-h200",
+            "flash-dims-h200",
             "flash-double-128-h200",
             "flash-double-96-h200",
             "flash-sparse-double-64-h200",
@@ -1249,7 +1255,7 @@ TABLES = {
         )
     },
     "context-parallel-2xh200": Table(OVER_GPUS, over_gpus),
-    "scaled-2xh200": Table(("scaled-2xh200.json", "scaled-ray-2xh200.json"), scaled),
+    "scaled-2xh200": Table(("scaled-2xh200.json", "scaled-ray-h200.json"), scaled),
     "soak-cpu": Table(("soak-cpu.json",), soaked),
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
