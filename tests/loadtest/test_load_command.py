@@ -471,6 +471,22 @@ def test_an_interrupted_load_is_not_held_against_the_rate_asked_for() -> None:
         assert any(said in note for note in notes(run)) != interrupted
 
 
+def test_a_note_that_many_loads_share_is_said_once_with_the_worst() -> None:
+    run = example()
+    [point] = run.points
+    loads = [
+        dataclasses.replace(point, asked_rate=rate, backlog=backlog, refused={"unknown user": 1})
+        for rate, backlog in ((100.0, 90), (200.0, 140), (400.0, 120))
+    ]
+    said = notes(dataclasses.replace(run, points=loads))
+    assert [note for note in said if "above capacity" in note] == [
+        "server 200/s and 2 more loads: above capacity: 140 requests had no answer when the last one arrived"
+    ]
+    assert sum("unknown user" in note for note in said) == 3, "requests that were refused are counted load by load"
+    said = notes(dataclasses.replace(run, points=loads[:2]))
+    assert any(note.startswith("server 200/s and 1 more load: above capacity") for note in said)
+
+
 def test_tables_and_notes_say_what_happened() -> None:
     run = example()
     latency, parts, requests = tables(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ ASKED = "asked/s"
 "Title of the column that distinguishes loads of one scenario."
 ENOUGH = 100
 "Fewest requests of which one may be late if 99 % must be in time."
+NUMBER = r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?"
 LATE_MS, RATE_OFF = 1.0, 0.01
 "Deviation of the generator itself above which a note is given."
 
@@ -190,15 +192,27 @@ def _without_empty(table: Table) -> Table:
 def notes(run: LoadRun) -> list[str]:
     """Return what a reader has to know in addition to the tables."""
     found = list(run.notes)
+    same: dict[str, list[tuple[str, str]]] = {}
+    "label and text of the notes that differ in their numbers alone, a search for a rate makes a dozen loads"
     for point in run.points:
         label = point.scenario + (f" {point.asked_rate:.4g}/s" if point.asked_rate is not None else "")
         found += [f"{label}: {count} refused: {reason}" for reason, count in point.refused.items()]
-        found += [f"{label}: {one}" for one in (*_of_generator(point), *_of_capacity(point), *point.notes)]
+        for text in (*_of_generator(point), *_of_capacity(point), *point.notes):
+            same.setdefault(re.sub(NUMBER, "", text), []).append((label, text))
+    for those in same.values():
+        label, text = max(those, key=lambda one: _first_number(one[1]))
+        more = len(those) - 1
+        found.append(f"{label}{f' and {more} more load' * (more > 0)}{'s' * (more > 1)}: {text}")
     if any(point.auc for point in run.points) and run.settings.get("weights") == RANDOM:
         found.append("weights are random: an AUC says nothing of a model")
     if any(point.loadgen for point in run.points):
         found.append(NOT_A_SUBMISSION)
     return found
+
+
+def _first_number(text: str) -> float:
+    number = re.search(NUMBER, text)
+    return 0.0 if number is None else abs(float(number[0]))
 
 
 def _of_generator(point: Point) -> list[str]:
