@@ -104,7 +104,7 @@ def test_a_step_to_be_captured_appends_beside_attention(variant, branches, monke
             histories = model.histories(requests, cache)
             model.operations = FUSED
             with cache.step([user for user, *_ in users], histories, [count for *_, count in users]) as step:
-                found = model.run(model.prepare(requests, histories, step, "paged", cache).in_graph())
+                found = model.run(model.prepare(requests, histories, step, "paged", cache).in_graph(waits=False))
             model.operations = PLAIN
             held(model, found, requests)
     fork, join = ["beside waits for main", "on beside"], ["main waits for beside"]
@@ -120,7 +120,7 @@ def test_a_step_without_a_cache_is_captured_as_it_is():
     requests = [request(1, 14, 3)]
     histories = model.histories(requests)
     prepared = model.prepare(requests, histories, model.uncached(requests, histories), "paged")
-    assert prepared.in_graph() is prepared
+    assert prepared.in_graph(waits=True) is prepared
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -179,8 +179,10 @@ def test_an_exact_graph_serves_steps_of_the_same_lengths_alone():
     assert [sizes.rows for sizes in graphs.sizes] == [47, 9, 7]
 
 
-def test_sizes_become_a_graph_once_they_have_come_often_enough(monkeypatch):
-    captured = []
+@pytest.fixture
+def captured(monkeypatch):
+    """Memory pools of the graphs captured so far; a replay here calls again what was captured."""
+    found = []
 
     class Replayed:
         def __init__(self, call):
@@ -188,11 +190,45 @@ def test_sizes_become_a_graph_once_they_have_come_often_enough(monkeypatch):
 
     def capture(call, memory=None):
         call()
-        captured.append(memory)
+        found.append(memory)
         return Replayed(call)
 
     monkeypatch.setattr("attnbench.models.hstu_ranking.graphs.capture", capture)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    return found
+
+
+def test_only_steps_with_copies_from_host_memory_replay_a_graph_that_waits(monkeypatch, captured):
+    model, waited = HstuRanking(TINY, seed=2, dtype=torch.float32), []
+    cache = model.make_cache(pages=5, page_size=32, host_pages=20)
+    monkeypatch.setattr(type(cache), "wait_layer", lambda cache, layer: waited.append(layer))
+    graphs = StepGraphs(model, cache=cache, attention=attentions.Reference, capture=True, exact=True)
+    layers, told = list(range(TINY.layers)), []
+    for user, length in ((1, 40), (2, 30), (1, 40), (3, 60), (1, 40), (1, 40), (3, 60), (1, 40)):
+        waited.clear()
+        before, hits = len(captured), cache.counts.host_hit
+        graphs([request(user, length)])
+        reloaded, new = cache.counts.host_hit > hits, len(captured) - before
+        assert waited == layers * (1 + new) * reloaded, "by the capture, and by the replay"
+        told.append((reloaded, new))
+    assert (True, 1) in told, "the first step that reloads captures a graph of its own"
+    assert (True, 0) in told, "the next one uses it"
+    assert graphs.captured == len(captured)
+
+
+def test_a_graph_that_waits_is_captured_ahead_if_steps_may_reload(captured):
+    model = HstuRanking(TINY, seed=2, dtype=torch.float32)
+    for memory, wanted in (({}, 1), ({"host_pages": 20}, 2), ({"host_pages": 20, "reload": False}, 1)):
+        captured.clear()
+        cache = model.make_cache(pages=5, page_size=32, **memory)
+        graphs = StepGraphs(model, cache=cache, attention=attentions.Reference, capture=True, exact=True)
+        requests = [request(1, 40)]
+        model(requests, cache=cache, attention="reference")
+        graphs.prepare(Sizes(1, 64, 64, 8, 64, 100), requests)
+        assert len(captured) == graphs.captured == wanted
+
+
+def test_sizes_become_a_graph_once_they_have_come_often_enough(captured):
     model = HstuRanking(TINY, seed=4, dtype=torch.float32)
     for after, wanted in ((0, [1, 1, 1, 2]), (2, [0, 0, 1, 1])):
         captured.clear()

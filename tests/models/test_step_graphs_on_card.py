@@ -62,7 +62,9 @@ def test_graphs_and_eager_steps_give_the_scores_of_each_request(dtype, memory):
         if replayed.numel():
             held(model, replayed, requests)
             held(model, eager, requests)
-    assert graphs.captured == len(graphs.sizes) < len(SERIES)
+    assert len(graphs.sizes) < len(SERIES)
+    # Steps that reload have graphs of their own, which wait.
+    assert len(graphs.sizes) <= graphs.captured <= (2 if memory and "host_pages" in memory else 1) * len(graphs.sizes)
     if memory is not None:
         assert caches[0].counts.as_dict().keys() == caches[1].counts.as_dict().keys()
         assert caches[0].counts.hit > 0
@@ -79,14 +81,15 @@ def test_steps_of_graphs_captured_ahead_have_the_scores_of_each_request(memory):
     graphs(first)
     for sizes in (rungs := ladder(batch=4, candidates=20, cached=64, page_size=32)):
         graphs.prepare(sizes, first)
-    assert graphs.captured == len(rungs)
+    ahead = len(rungs) * (2 if "host_pages" in memory else 1)
+    assert graphs.captured == ahead
     for users in SERIES:
         requests = [request(*one) for one in users]
         found = graphs(requests).clone()
         if found.numel():
             held(model, found, requests)
     # Sizes that no rung covers with so few rows are captured when they occur for the third time.
-    assert len(rungs) <= graphs.captured <= len(rungs) + 1
+    assert ahead <= graphs.captured <= ahead + 2
     assert len(graphs.sizes) < len(rungs) + len(SERIES) // 2
 
 
@@ -118,7 +121,8 @@ def test_an_append_beside_attention_changes_no_bit(variant, late, memory, monkey
         for one in caches:
             one.settle()  # what is evicted next depends on what has reached the host
     assert attention._beside(caches[0].pool.device) in used
-    assert branched.captured == len(branched.sizes) < len(SERIES)
+    assert len(branched.sizes) <= branched.captured <= (2 if "host_pages" in memory else 1) * len(branched.sizes)
+    assert branched.captured == serial.captured
 
 
 def test_a_graph_of_gathered_keys_reads_the_pages_of_its_step():

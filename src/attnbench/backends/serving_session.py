@@ -357,7 +357,7 @@ class _Parts:
         self.prepared: Prepared = self.strip()
         captures = session.graphs is not None and session.graphs.capture
         if captures:
-            self.prepared = self.prepared.in_graph()
+            self.prepared = self.prepared.in_graph(waits=bool(self.step.tickets))
         self.layer = self.model.layers[0]
         self.x = self.embedding()
         self.u, *self.qkv = self.projection()

@@ -1,7 +1,9 @@
 """Whole steps as CUDA graphs: a graph serves all steps of a bucket of sizes.
 
 A graph reads rows and table from a buffer at a fixed address, and its launches use bounds that hold for the whole bucket.
-So a step is one copy into that buffer and one graph launch, including the towers of the candidates.  The attention's
+So a step is one copy into that buffer and one graph launch, including the towers of the candidates.  A step whose pages
+are still being copied from host memory uses another graph, which waits for them layer by layer: waits in a graph take
+time on the device even if what they wait for is long over.  The attention's
 divisor is a constant of the model, padding rows belong to no sequence, and every other operation is row-wise: scores do
 not depend on the bucket.
 
@@ -14,7 +16,7 @@ import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -34,13 +36,18 @@ Lengths = tuple[tuple[int, ...], ...]
 "Cached tokens, new tokens and candidates of each user; empty for a bucket that serves several such combinations."
 
 
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    replay: Callable[[], Tensor]
+    reads: Prepared
+    "the step that was captured, kept because the graph reads its tensors"
+
+
 @dataclass(slots=True)
 class _Bucket:
     staging: Staging
-    graph: Any = None
-    reads: Prepared | None = None
-    "the step that was captured, kept because the graph reads its tensors"
-    out: Tensor | None = None
+    graphs: dict[bool, _Graph] = field(default_factory=dict)
+    "by whether they wait for copies from host memory"
     steps: int = 0
     "steps that were in this bucket"
     ready: bool = False
@@ -97,6 +104,7 @@ class StepGraphs:
         "for a bucket that is not ready the one to use instead, as long as none becomes ready or is dropped"
         self._memory: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self.captured = 0
+        "graphs captured so far"
 
     @property
     def sizes(self) -> list[Sizes]:
@@ -129,7 +137,10 @@ class StepGraphs:
         with self.cache.step([one.user for one in requests], histories, targets) as step:
             if not sizes.covers(Sizes.of(step)):
                 raise UsageError(refusal(WHO, "sizes", sizes, "are too small for the step", str(Sizes.of(step))))
-            self._on_device(requests, histories, step, self._bucket(sizes), after=0)
+            bucket = self._bucket(sizes)
+            self._on_device(requests, histories, step, bucket, after=0)
+            if self.capture and self.cache.reload and len(self.cache.host):
+                self._graph(bucket, step, waits=True)
 
     def run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
         """Return logits [candidates, tasks] of a step; the next step may overwrite them, because graphs share memory.
@@ -153,17 +164,15 @@ class StepGraphs:
         with torch.cuda.device_of(self.model.tokens.positions):  # streams and graphs belong to the current device
             bucket.staging.fill(requests, histories, step)
             bucket.steps += 1
-            if not self.capture or (bucket.graph is None and bucket.steps <= after):
-                bucket.out = self.model.run(self.model.prepared(bucket.staging, step, self.attention, self.cache))
+            waits = bool(step.tickets)
+            if not self.capture or (waits not in bucket.graphs and bucket.steps <= after):
+                out = self.model.run(self.model.prepared(bucket.staging, step, self.attention, self.cache))
             else:
-                if bucket.graph is None:
-                    self._capture(bucket, step)
-                bucket.graph.replay()
+                out = self._graph(bucket, step, waits=waits).replay()
         if not bucket.ready and bucket.steps > after:
             bucket.ready = True
             self._larger.clear()
-        assert bucket.out is not None
-        return bucket.out
+        return out
 
     def _covering(self, own: Sizes) -> Sizes:
         """Return the bucket for steps of a bucket: itself, or the smallest one that is ready and large enough."""
@@ -190,15 +199,15 @@ class StepGraphs:
         self._buckets.move_to_end(key)
         return found
 
-    def _capture(self, bucket: _Bucket, step: CacheStep) -> None:
-        """Capture a bucket's graph by running a step; the cache receives exactly what that step writes."""
-        prepared = self.model.prepared(bucket.staging, step, self.attention, self.cache).in_graph()
-
-        def run() -> None:
-            bucket.out = self.model.run(prepared)
-
-        bucket.graph, bucket.reads = capture(run, self._memory), prepared
-        self.captured += 1
+    def _graph(self, bucket: _Bucket, step: CacheStep, *, waits: bool) -> _Graph:
+        """Return a graph of a bucket, captured by running a step: the cache receives exactly what that step writes."""
+        found = bucket.graphs.get(waits)
+        if found is None:
+            prepared = self.model.prepared(bucket.staging, step, self.attention, self.cache).in_graph(waits=waits)
+            replay = captured(lambda: self.model.run(prepared), self._memory)
+            found = bucket.graphs[waits] = _Graph(replay, prepared)
+            self.captured += 1
+        return found
 
 
 def capture(call: Callable[[], object], memory: Any = None) -> Any:
@@ -239,14 +248,19 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a call as a CUDA graph; each call overwrites the results of the previous one."""
+def captured(call: Callable[[], Any], memory: Any = None) -> Callable[[], Any]:
+    """Return a call as a CUDA graph; each call overwrites the results of the previous one.
+
+    Args:
+        call: see `capture`.
+        memory: see `capture`.
+    """
     kept: list[Any] = []
 
     def once() -> None:
         kept[:] = [call()]
 
-    graph = capture(once)
+    graph = capture(once, memory)
 
     def replay() -> Any:
         graph.replay()

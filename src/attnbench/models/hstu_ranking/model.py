@@ -281,11 +281,17 @@ class Prepared:
     aside: bool = False
     "whether the append is a branch of a captured graph, beside attention (`Paged.append_aside`)"
 
-    def in_graph(self) -> Prepared:
-        """Return a copy to be captured: it also waits for copies from host memory, and appends in parallel."""
+    def in_graph(self, *, waits: bool) -> Prepared:
+        """Return a copy to be captured: it appends in parallel.
+
+        Args:
+            waits: whether it waits for all copies from host memory, layer by layer; without, it serves only steps for
+                which none is pending.
+        """
         if self.cache is None:
             return self
-        return replace(self, waits=self.cache.wait_layer, appends_silu=False, aside=self.joined is not None)
+        wait = self.cache.wait_layer if waits else _no_wait
+        return replace(self, waits=wait, appends_silu=False, aside=self.joined is not None)
 
     def append(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Write keys and values of the new history to a layer's pages, if there is a cache."""
@@ -308,3 +314,7 @@ class Prepared:
         """After attention: later launches on the device of x also wait for `append_aside`."""
         if self.aside and self.joined is not None:
             self.joined.join(x)
+
+
+def _no_wait(layer: int) -> None:
+    """Let the device wait for nothing."""
