@@ -9,6 +9,7 @@ import io
 import json
 import re
 import signal
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -161,6 +162,23 @@ def test_host_memory_that_is_smaller_than_the_pool_is_said(host_pages, small, ca
     words = [*LOAD, "--rate", "40", "--duration", "0.2", "--gap-s", "0.2", "--host-pages", str(host_pages), "--no-save"]
     assert main(words) == 0
     assert ("host memory has 9 pages, the pool " in "".join(capsys.readouterr())) is small
+
+
+@pytest.mark.parametrize("cache", [[], ["--no-cache"]], ids=str)
+def test_graphs_that_have_no_memory_are_said(cache, capsys, monkeypatch):
+    """As after a load on a GPU: here nothing is captured."""
+    launch = ModelEngine.launch
+
+    def without_graphs(self, requests):
+        self.graphs = None
+        found = launch(self, requests)
+        self.graphs = types.SimpleNamespace(full=True, captured=5)
+        return found
+
+    monkeypatch.setattr(ModelEngine, "launch", without_graphs)
+    words = [*LOAD, "--rate", "40", "--duration", "0.2", "--gap-s", "0.2", "--no-save", *cache]
+    assert main(words) == 0
+    assert "note  the GPU had no memory for more than 5 graphs: other steps ran" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(

@@ -371,6 +371,22 @@ def test_graphs_captured_ahead_are_no_more_than_are_kept(model: HstuRanking, mon
     assert len(prepared) == len(set(prepared)) == 7
 
 
+def test_capturing_ahead_ends_when_no_memory_is_left(model: HstuRanking, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ModelEngine(model, attention="reference", cache=model.make_cache(pages=50, page_size=32), graph=True)
+    engine.launch(served := [request(1, 20)]).wait()
+    graphs = engine.graphs
+    assert graphs is not None
+    prepared: list[Sizes] = []
+
+    def prepare(sizes: Sizes, requests: object) -> None:
+        prepared.append(sizes)
+        graphs.full = len(prepared) == 3
+
+    monkeypatch.setattr(graphs, "prepare", prepare)
+    engine.capture_ahead(served, batch=64)
+    assert len(prepared) == 3
+
+
 def test_a_sample_of_a_user_is_its_next_visit_and_a_second_life_is_another_user() -> None:
     users = kuairand(TINY, users=3, candidates=4, most_items=100, seed=1, policy=Policy(TINY))
     lengths, numbers = [], []

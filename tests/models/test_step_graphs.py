@@ -228,6 +228,26 @@ def test_a_graph_that_waits_is_captured_ahead_if_steps_may_reload(captured):
         assert len(captured) == graphs.captured == wanted
 
 
+def test_without_memory_for_a_graph_steps_run_launch_by_launch(monkeypatch, captured):
+    model = HstuRanking(TINY, seed=4, dtype=torch.float32)
+    cache = model.make_cache(pages=40, page_size=32, poison=True)
+    graphs = StepGraphs(model, cache=cache, attention=attentions.Reference, capture=True, exact=True)
+    graphs([request(1, 20)])
+
+    def no_memory(call, memory=None):
+        call()  # what is launched before the capture fits, and writes to the cache
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert not graphs.full
+    monkeypatch.setattr("attnbench.models.hstu_ranking.graphs.capture", no_memory)
+    for users in SERIES:
+        requests = [request(10 + user, length, count) for user, length, count in users]
+        held(model, graphs(requests), requests)
+        assert graphs.full
+    assert graphs.captured == 1
+    assert cache.counts.hit > 0
+
+
 def test_sizes_become_a_graph_once_they_have_come_often_enough(captured):
     model = HstuRanking(TINY, seed=4, dtype=torch.float32)
     for after, wanted in ((0, [1, 1, 1, 2]), (2, [0, 0, 1, 1])):

@@ -64,7 +64,7 @@ class ModelEngine:
         return Scored(logits, sum(len(one.candidates) for one in requests), begin, end)
 
     def capture_ahead(self, requests: Sequence[Request], *, batch: int) -> None:
-        """Capture graphs that cover most steps of a load; does nothing without graphs or without a cache.
+        """Capture graphs that cover most steps of a load, as many as fit into memory; only with graphs and a cache.
 
         Args:
             requests: served ones, of which at least one is still cached; the load has no more candidates than these.
@@ -78,6 +78,8 @@ class ModelEngine:
         longest = max(cache.users.values(), default=0)
         rungs = ladder(batch=batch, candidates=most, cached=longest, page_size=cache.page_size) if held else []
         for sizes in rungs[:BUCKETS]:  # of very many small requests there are more, from the fewest users on
+            if self.graphs.full:
+                break
             self.graphs.prepare(sizes, held[-1:])
 
     def _is_cached(self, request: Request, cache: PagedCache) -> bool:

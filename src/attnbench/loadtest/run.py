@@ -145,11 +145,17 @@ class Bench:
                 self._serve(part)
 
     def notes(self) -> tuple[str, ...]:
-        """Return what is known before the first load: host memory too small, the times of both ways of a host hit."""
-        cache = self.engine.cache
+        """Return what holds for all loads: memory too small on either side, the times of both ways of a host hit."""
+        cache, graphs = self.engine.cache, self.engine.graphs
+        found = []
+        if graphs is not None and graphs.full:
+            found.append(
+                f"the GPU had no memory for more than {graphs.captured} graphs: other steps ran launch by launch; a smaller "
+                f"--pool-share leaves more"
+            )
         if cache is None:
-            return ()
-        found, pages, host_pages = [], cache.pool.shape[1], cache.host.shape[0]
+            return tuple(found)
+        pages, host_pages = cache.pool.shape[1], cache.host.shape[0]
         if 0 < host_pages <= pages:
             found.append(
                 f"host memory has {host_pages} pages, the pool {pages}: users in the pool are in host memory too, so few "

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -105,6 +105,8 @@ class StepGraphs:
         self._memory: Any = torch.cuda.graph_pool_handle() if self.capture else None
         self.captured = 0
         "graphs captured so far"
+        self.full = False
+        "no memory was left for a graph: from then on, steps that have none run launch by launch"
 
     @property
     def sizes(self) -> list[Sizes]:
@@ -139,8 +141,8 @@ class StepGraphs:
                 raise UsageError(refusal(WHO, "sizes", sizes, "are too small for the step", str(Sizes.of(step))))
             bucket = self._bucket(sizes)
             self._on_device(requests, histories, step, bucket, after=0)
-            if self.capture and self.cache.reload and len(self.cache.host):
-                self._graph(bucket, step, waits=True)
+            if self.cache.reload and len(self.cache.host):
+                self._graph(bucket, step, waits=True, new=True)
 
     def run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
         """Return logits [candidates, tasks] of a step; the next step may overwrite them, because graphs share memory.
@@ -164,11 +166,11 @@ class StepGraphs:
         with torch.cuda.device_of(self.model.tokens.positions):  # streams and graphs belong to the current device
             bucket.staging.fill(requests, histories, step)
             bucket.steps += 1
-            waits = bool(step.tickets)
-            if not self.capture or (waits not in bucket.graphs and bucket.steps <= after):
-                out = self.model.run(self.model.prepared(bucket.staging, step, self.attention, self.cache))
+            graph = self._graph(bucket, step, waits=bool(step.tickets), new=bucket.steps > after)
+            if graph is not None:
+                out = graph.replay()
             else:
-                out = self._graph(bucket, step, waits=waits).replay()
+                out = self.model.run(self.model.prepared(bucket.staging, step, self.attention, self.cache))
         if not bucket.ready and bucket.steps > after:
             bucket.ready = True
             self._larger.clear()
@@ -199,12 +201,23 @@ class StepGraphs:
         self._buckets.move_to_end(key)
         return found
 
-    def _graph(self, bucket: _Bucket, step: CacheStep, *, waits: bool) -> _Graph:
-        """Return a graph of a bucket, captured by running a step: the cache receives exactly what that step writes."""
+    def _graph(self, bucket: _Bucket, step: CacheStep, *, waits: bool, new: bool) -> _Graph | None:
+        """Return a graph of a bucket.
+
+        Args:
+            bucket: its staging buffer is filled.
+            step: the step to run for a capture; the cache receives exactly what it writes.
+            waits: whether the graph waits for copies from host memory.
+            new: capture it if there is none.
+        """
         found = bucket.graphs.get(waits)
-        if found is None:
+        if found is None and new and self.capture and not self.full:
             prepared = self.model.prepared(bucket.staging, step, self.attention, self.cache).in_graph(waits=waits)
-            replay = captured(lambda: self.model.run(prepared), self._memory)
+            try:
+                replay = captured(lambda: self.model.run(prepared), self._memory)
+            except torch.OutOfMemoryError:
+                self.full = True
+                return None
             found = bucket.graphs[waits] = _Graph(replay, prepared)
             self.captured += 1
         return found
@@ -226,8 +239,11 @@ def capture(call: Callable[[], object], memory: Any = None) -> Any:
         graph.capture_begin(*([] if memory is None else [memory]), capture_error_mode="thread_local")
         try:
             call()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # it says only that the capture is not complete
+                graph.capture_end()
+            raise
+        graph.capture_end()
     return graph
 
 
