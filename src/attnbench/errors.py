@@ -138,9 +138,11 @@ def unreadable(error: Exception) -> str:
 
 
 def absent(path: str | Path) -> str:
-    """Say what is wrong with a path without a file: it is a folder, or nothing is there."""
+    """Say what is wrong with a path without a file: it is a folder, a pipe or a device, or nothing is there."""
     try:
-        return FOLDER if Path(path).is_dir() else "is not there"
+        if Path(path).is_dir():
+            return FOLDER
+        return "is a pipe or a device" if Path(path).exists() else "is not there"
     except OSError:  # a name too long
         return "is not there"
 

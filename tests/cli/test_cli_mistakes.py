@@ -351,6 +351,15 @@ def test_a_name_that_no_file_can_have_is_not_there(attnbench, words, line):
     assert re.fullmatch(line, answer.err.rstrip("\n")) is not None
 
 
+def test_a_pipe_is_no_run_file_and_is_named(attnbench, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for words in (["show", str(pipe)], ["diff", str(pipe), str(pipe)], ["export", str(pipe), "--csv", "-"]):
+        answer = attnbench(words)
+        assert answer.code == 2
+        assert f"RUN={pipe} is a pipe or a device; a run file, or the id of one in results" in answer.err
+
+
 MEASURING = ("run quick", "check quick", "compare", "tune flash-triton", "profile torch quick", "load hstu-serving")
 SAME = {
     "an unknown precision": (MEASURING, "--dtype bf17", "--dtype=bf17 is not known; one of fp32, fp16, bf16; .*"),
