@@ -253,6 +253,29 @@ def test_expected_errors_are_about_those_that_are_seen(dtype, candidates):
     assert torch.equal(expected, WORKLOAD.expected_errors("logits", one, inputs, draw=Draw())["out"])
 
 
+def test_a_check_evaluates_the_exact_answer_once(monkeypatch):
+    """In fp64 at full size it takes as long as each of the draws of errors."""
+    from attnbench.workloads.hstu_serving import oracle, rounding
+
+    one, counted = case(batch=1, num_candidates=20), []
+    logits = oracle.logits
+
+    def counting(model, *args, **kwargs):
+        counted.append(model.dtype)
+        return logits(model, *args, **kwargs)
+
+    monkeypatch.setattr(oracle, "logits", counting)
+    monkeypatch.setattr(rounding, "logits", counting)
+    inputs = WORKLOAD.inputs(one, seed=2, kind="normal", device="cpu")
+    truth = WORKLOAD.oracle("logits", one, inputs, dtype=torch.float64, draw=Draw())["out"]
+    WORKLOAD.expected_errors("logits", one, inputs, draw=Draw())
+    assert len(counted) == 1 + rounding.DRAWS
+    again = WORKLOAD.inputs(one, seed=3, kind="normal", device="cpu")
+    assert not torch.equal(WORKLOAD.oracle("logits", one, again, dtype=torch.float64, draw=Draw())["out"], truth)
+    [suspect, *_] = WORKLOAD.suspects("logits", one, inputs, draw=Draw())
+    assert not torch.equal(suspect[1]["out"], truth), "a wrong answer is not the cached one"
+
+
 def test_weights_are_those_of_the_checkpoint(tmp_path, monkeypatch):
     from attnbench.models.hstu_ranking.checkpoint import save
     from attnbench.models.hstu_ranking.model import HstuRanking

@@ -13,7 +13,7 @@ from torch import Tensor
 from attnbench.dtypes import torch_dtype
 from attnbench.workloads.base import Draw
 from attnbench.workloads.hstu_serving.inputs import ServingInputs
-from attnbench.workloads.hstu_serving.oracle import logits
+from attnbench.workloads.hstu_serving.oracle import evaluate, logits
 from attnbench.workloads.hstu_serving.parts import WHOLE
 from attnbench.workloads.noise import Noise
 from attnbench.workloads.rounding import Format
@@ -27,7 +27,7 @@ def expected_errors(inputs: ServingInputs, *, draw: Draw = WHOLE) -> dict[str, T
     case = inputs.case
     draws = DRAWS if case.num_candidates >= FEW else MORE_DRAWS
     model = inputs.model.in_precision(torch.float64)
-    truth = logits(model, inputs, draw=draw)
+    truth = evaluate(inputs, dtype=torch.float64, draw=draw)["out"]
     variance = torch.zeros_like(truth)
     noise = Noise(Format.of(torch_dtype(case.dtype)), truth.device)
     for _ in range(draws):
