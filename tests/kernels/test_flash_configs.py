@@ -114,6 +114,10 @@ def test_a_wrong_spelling_is_answered_with_what_is_wrong(text, said):
         ("warpgroups", "m128n64w8s2-tma-split", LONG),
         ("warpgroups", "m128n64w8s2-tma-lazy", LONG),
         ("warpgroups", "m128n64w8s2-tma-deep", LONG),
+        ("warpgroups", "m128n64w8s3-tma-joint", LONG),
+        ("warpgroups", "m128n64w8s2-tma-ws-joint", LONG),
+        ("warpgroups", "m128n64w8s3-tma-ws-joint-lazy-double", LONG),
+        ("shared-memory", "m128n128w8s4-tma-ws-joint-pieces", replace(LONG, dim=192, dim_v=192)),
         ("warpgroups", "m128n64w8s2-tma-double", LONG),
         ("warpgroups", "m128n64w8s2-tma-ws-double", LONG),
         ("registers", "m192n128w12s2-tma-ws-lazy-double", replace(LONG, dim=64, dim_v=64)),
@@ -306,6 +310,14 @@ def test_estimates_are_those_worked_out_by_hand():
     double = parse("m128n128w8s2-tma-ws-lazy-double")
     assert registers(double, LONG) == registers(replace(double, weights="held"), LONG) + 32 == 64 + 64 + 2 * 32 + 32
     assert shared_bytes(double, LONG) == shared_bytes(replace(double, weights="held"), LONG)
+    # Three tiles of keys or values in all; of 160 dims the next queries fit beside them.
+    joint = parse("m128n128w8s3-tma-ws-joint-lazy-pieces-ticket")
+    for dim, queries in ((192, 1), (160, 2)):
+        shape = replace(LONG, dim=dim, dim_v=dim)
+        assert shared_bytes(joint, shape) == 2 * dim * (queries * 128 + 3 * 128)
+        assert registers(joint, shape) == dim // 2 + 64 + 32 + 32
+        assert joint in space(shape)
+        assert shared_bytes(replace(joint, stages=2, rings="even"), shape) == 2 * dim * (128 + 4 * 128)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ CELLS = {
         ("m192n128w12s2-tma-ws-pieces-stored-ticket-l16", 96, CAUSAL, False),
         ("m128n64w8s2-tma-ws-pieces-ticket-l16", 192, CAUSAL, True),
         ("m128n128w8s2-tma-ws-lazy-double-ticket-l16", 128, CAUSAL, True),
+        ("m128n128w8s3-tma-ws-joint-lazy-pieces-stored-ticket-l16", 192, CAUSAL, True),
     ],
     "3.6": [
         ("m192n128w12s2-tma-ws-pieces-stored-ticket-l16", 96, FULL, True),
@@ -43,6 +44,8 @@ CELLS = {
         ("m128n128w8s2-tma-pp-pieces", 96, CAUSAL, False),
         ("m128n128w8s2-tma-pp", 128, FULL, False),
         ("m128n128w8s2-tma-ws-deep-lazy-double-ticket-l16", 128, FULL, False),
+        ("m128n128w8s3-tma-ws-joint-lazy-pieces-ticket-l16", 192, FULL, False),
+        ("m128n128w8s3-tma-ws-joint-pieces-ticket-l16", 160, CAUSAL, False),
     ],
 }
 MORE = {
@@ -62,6 +65,10 @@ MORE = {
         ("m128n128w8s3-tma-ws-lazy-double-ticket-l16", 64, CAUSAL, False),
         ("m128n128w8s2-tma-ws-deep-lazy-pieces-double-ticket-l16", 96, FULL, False),
         ("m128n64w8s2-tma-ws-lazy-double-ticket-l16", 256, CAUSAL, False),
+        ("m128n128w8s3-tma-ws-joint-lazy-pieces-ticket-l16", 192, CAUSAL, False),
+        ("m128n128w8s3-tma-ws-joint-pieces-ticket-l16", 192, FULL, False),
+        ("m128n128w8s3-tma-ws-joint-lazy-pieces-ticket-l16", 160, CAUSAL, True),
+        ("m128n128w8s3-tma-ws-joint-pieces-stored-ticket-l16", 160, CAUSAL, False),
     ]
 }
 """Short form, dim, mask, packed.  By 3.9 a default of each dim and the other order, by 3.6, the quicker one, the other

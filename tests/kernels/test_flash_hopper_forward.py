@@ -38,6 +38,7 @@ from .test_flash_forward import held, lse_of
 from .test_flash_forward import run as launched
 
 TWO, THREE, FOUR = "m128n64w8s2-tma-pp", "m192n64w12s2-tma-pp", "m256n64w16s2-tma-pp"
+JOINT = "m128n128w8s3-tma-ws-joint-lazy-pieces"
 CASES = {
     "one-query": ({"seqlen": 1}, TWO),
     "one-query-many-keys": ({"seqlen": 1, "seqlen_k": 129, "causal": True}, TWO),
@@ -168,6 +169,49 @@ CASES = {
         "m128n64w8s2-tma-ws-lazy-pieces-double-ticket",
     ),
     "double-rows-without-keys": ({"seqlen": 200, "seqlen_k": 3, "causal": True}, f"{TWO}-lazy-double-ticket"),
+    "joint-one-query": ({"seqlen": 1, "seqlen_k": 129, "headdim": 160, "causal": True}, f"{JOINT}-ticket"),
+    "joint-one-tile": ({"seqlen": 100, "seqlen_k": 77, "headdim": 192}, f"{JOINT}"),
+    "joint": (
+        {"batch": 3, "seqlen": 150, "seqlen_k": 530, "headdim": 192, "nheads": 2, "nheads_kv": 1, "causal": True},
+        f"{JOINT}-ticket",
+    ),
+    "joint-many-tiles": (
+        {"seqlen": 70, "seqlen_k": 1030, "headdim": 192, "dtype": "fp16"},
+        "m128n128w8s3-tma-ws-joint-pieces",
+    ),
+    "joint-skips": ({"batch": 2, "seqlen": 390, "headdim": 160, "nheads": 2, "causal": True}, f"{JOINT}-ticket"),
+    "joint-packed": (
+        {
+            "batch": 5,
+            "seqlen": 140,
+            "lengths": "3:140:1:64:130",
+            "headdim": 192,
+            "nheads": 4,
+            "nheads_kv": 2,
+            "causal": True,
+        },
+        f"{JOINT}-ticket-l16",
+    ),
+    "joint-packed-keys": (
+        {"batch": 3, "seqlen": 60, "seqlen_k": 300, "lengths": "60/9:1/300:33/140", "headdim": 160},
+        "m128n128w8s4-tma-ws-joint-pieces-persistent",
+    ),
+    "joint-window": (
+        {"batch": 2, "seqlen": 400, "headdim": 160, "window": (150, 20)},
+        "m128n64w8s3-tma-pp-joint-lazy-pieces-few",
+    ),
+    "joint-ping-pong": (
+        {"batch": 2, "seqlen": 300, "headdim": 72, "causal": True},
+        "m128n64w8s3-tma-pp-joint-pieces-ticket",
+    ),
+    "joint-stored": (
+        {"batch": 2, "seqlen": 390, "headdim": 96, "causal": True},
+        "m192n128w12s3-tma-ws-joint-lazy-pieces-stored-ticket",
+    ),
+    "joint-padded": ({"seqlen": 300, "seqlen_k": 270, "causal": True}, "m256n64w16s3-tma-pp-joint-lazy-ticket"),
+    "joint-split": ({"batch": 3, "seqlen": 150, "headdim": 256}, "m128n64w8s4-tma-ws-split-joint-lazy-ticket"),
+    "joint-more-queries": ({"seqlen": 290, "seqlen_k": 40, "headdim": 160, "causal": True}, f"{JOINT}-ticket"),
+    "joint-rows-without-keys": ({"seqlen": 200, "seqlen_k": 3, "headdim": 192, "causal": True}, f"{JOINT}-ticket"),
     "stored-32-keys": ({"seqlen": 140, "headdim": 128}, "m128n32w8s2-tma-ws-stored"),
     "sections": ({"batch": 2, "seqlen": 33, "seqlen_k": 300, "nheads": 2, "nheads_kv": 1}, f"{TWO}-l1"),
 }
@@ -194,7 +238,7 @@ def test_right_for_every_mask(name):
     torch.testing.assert_close(lse, lse_of(case, inputs).float(), rtol=1e-5, atol=1.1e-4 if "mix" in short else 1e-5)
 
 
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=20, derandomize=True)
 @given(data=st.data())
 def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
     draw = data.draw
@@ -212,14 +256,17 @@ def test_right_on_whatever_is_drawn_in_any_order_of_its_parts(data):
         window=draw(st.one_of(st.none(), st.tuples(bound, bound))),
     )
     inputs = make_inputs(case, seed=draw(st.integers(0, 9)), kind="normal", device="cpu")
-    short = "-".join(
-        [
-            draw(st.sampled_from(("m128n32w8s2-tma", "m128n128w8s3-tma", "m192n64w12s2-tma", "m256n64w16s2-tma"))),
-            draw(st.sampled_from(("ws", "pp"))),
-            *draw(st.sampled_from(([], ["lazy"], ["lazy", "double"], ["deep", "lazy", "double"]))),
-            *draw(st.sampled_from(([], ["few"], ["ticket"], ["persistent"]))),
-        ]
-    )
+    tile = draw(st.sampled_from(("m128n32w8s2-tma", "m128n128w8s3-tma", "m192n64w12s2-tma", "m256n64w16s2-tma")))
+    words = [
+        draw(st.sampled_from(("ws", "pp"))),
+        *draw(
+            st.sampled_from(
+                ([], ["lazy"], ["lazy", "double"], ["deep", "lazy", "double"], ["joint"], ["joint", "lazy"])
+            )
+        ),
+        *draw(st.sampled_from(([], ["few"], ["ticket"], ["persistent"]))),
+    ]
+    short = "-".join([tile.replace("s2", "s3") if "joint" in words else tile, *words])
     held(case, inputs, run(case, inputs, short, seed=draw(st.integers(0, 99)))[0])
 
 
@@ -305,6 +352,8 @@ def test_of_no_keys_at_all_every_row_is_zero_and_of_no_rows_there_is_nothing():
         ("m128n64w8s2-tma-ws-ticket", "q q k k v k v draw v"),
         ("m128n64w8s2-tma-ws", "k q q k v k v v"),
         ("m128n64w8s3-tma-ws-split-ticket", "q q q q k k v k v draw v"),
+        ("m128n64w8s3-tma-ws-joint-ticket", "q q k k v k v draw v"),
+        ("m128n64w8s3-tma-ws-joint", "k q q k v k v v"),
     ],
 )
 def test_keys_come_a_tile_before_values_and_a_job_is_drawn_before_the_last(monkeypatch, short, said):

@@ -116,7 +116,11 @@ def test_the_hopper_path_is_right_for_every_mask(name, dim):
 @pytest.mark.parametrize("name", [*CASES, "long"])
 def test_dims_in_pieces_are_right_for_every_mask(name, dim):
     narrow = ("m128n128w8s2-tma-ws-deep-lazy-pieces-ticket-l16", "m192n128w12s2-tma-ws-pieces-stored-ticket-l16")
-    wide = ("m128n64w8s2-tma-ws-pieces-ticket-l16", "m128n64w8s2-tma-pp-lazy-pieces-stored")
+    wide = (
+        "m128n64w8s2-tma-ws-pieces-ticket-l16",
+        "m128n64w8s2-tma-pp-lazy-pieces-stored",
+        "m128n128w8s3-tma-ws-joint-lazy-pieces-ticket-l16",
+    )
     values = CASES.get(name, {"batch": 1, "seqlen": 4100, "nheads": 16, "causal": True})
     case = case_of(headdim=dim, dtype="fp16" if dim in (72, 160) else "bf16", **values)
     shape = Shape(dim=dim, dim_v=dim, seqlen_q=case.seqlen, seqlen_k=case.seqlen_k, packed=case.packed)
@@ -168,6 +172,7 @@ def test_every_configuration_is_right_or_does_not_fit_the_card(name, order, part
         *((96, seqlen, "m128n128w8s2-tma-ws-deep-lazy-pieces-ticket-l16") for seqlen in (512, 4096)),
         *((96, seqlen, "m192n128w12s2-tma-ws-pieces-stored-ticket-l16") for seqlen in (512, 4096)),
         (192, 4096, "m128n64w8s2-tma-ws-pieces-ticket-l16"),
+        *((dim, 4096, "m128n128w8s3-tma-ws-joint-lazy-pieces-ticket-l16") for dim in (160, 192)),
         *((128, seqlen, "m128n128w8s2-tma-ws-deep-lazy-double-ticket-l16") for seqlen in (512, 4096)),
         (128, 4096, "m128n128w8s2-tma-ws-lazy-double-ticket-l16"),
         (96, 4096, "m128n128w8s2-tma-ws-deep-lazy-pieces-double-ticket-l16"),

@@ -48,8 +48,9 @@ class ForwardConfig(LaunchConfig):
     queries: Annotated[str, Spelled("-{}", ("shared", "split"))] = "shared"
     """shared: products read queries from shared memory; split: half of their dims from registers (ws and pp, from 128
     dims on)"""
-    rings: Annotated[str, Spelled("-{}", ("even", "deep"))] = "even"
-    "even: as many key tiles in flight as value tiles; deep: one key tile more, as keys are needed first (ws and pp)"
+    rings: Annotated[str, Spelled("-{}", ("even", "deep", "joint"))] = "even"
+    """even: as many key tiles in flight as value tiles; deep: one key tile more, as keys are needed first; joint: one ring
+    for both, of which a stage holds the keys of a tile, and then its values (ws and pp)"""
     rescale: Annotated[str, Spelled("-{}", ("eager", "lazy"))] = "eager"
     """eager: the output is rescaled as soon as the factor is known, while no product of its warpgroup runs; lazy: while the
     next score product runs (ws and pp)"""

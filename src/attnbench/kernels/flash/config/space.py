@@ -112,6 +112,11 @@ def key_stages(config: ForwardConfig) -> int:
     return config.stages + (config.rings == "deep")
 
 
+def tiles_in_flight(config: ForwardConfig) -> int:
+    """Tiles of keys and of values that fit into the rings of the Hopper path."""
+    return config.stages if config.rings == "joint" else key_stages(config) + config.stages
+
+
 def query_tiles(config: ForwardConfig, shape: Shape) -> int:
     """Query tiles of a warpgroup in the Hopper path: two, if there are several work items and the next one's queries fit."""
     return 1 + (config.grid != "tiles" and _keys_and_queries(config, shape, 2) + 2048 <= shape.shared_bytes)
@@ -134,7 +139,7 @@ def _keys_and_queries(config: ForwardConfig, shape: Shape, tiles: int) -> int:
     """Bytes of the rings of the Hopper path, of query tiles with the half that goes to registers, and of stored weights."""
     columns = sum(tile_columns(config, shape))
     held = columns // 2 if config.queries == "split" else 0
-    keys = (key_stages(config) + config.stages) * config.block_n * columns
+    keys = tiles_in_flight(config) * config.block_n * columns
     if config.weights == "stored":
         keys += config.block_m * config.block_n
     return (keys + config.block_m * (tiles * (columns - held) + held)) * shape.item_bytes
@@ -176,8 +181,10 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
     """Why a shape does not have a configuration of a Hopper order; None if it does."""
     if config.order not in HOPPER:
         said = {config.queries, config.rings, config.rescale, config.dims, config.weights}
-        if {"split", "deep", "lazy", "pieces", "stored", "double"} & said:
-            return "has split, deep, lazy, pieces, stored or double, which only the orders ws and pp have; without"
+        if {"split", "deep", "joint", "lazy", "pieces", "stored", "double"} & said:
+            return (
+                "has split, deep, joint, lazy, pieces, stored or double, which only the orders ws and pp have; without"
+            )
         many = config.block_m == 192 or config.warps == 12
         return "has m192 or w12, which only the orders ws and pp have; m128w8" if many else None
     whys = (
@@ -211,7 +218,9 @@ def hopper_fault(config: ForwardConfig, shape: Shape) -> str | None:
         ),
         (config.weights == "stored" and config.block_n < 32, "stores weights only of tiles of at least 32 keys; n32"),
         (config.weights == "double" and config.rescale != "lazy", "supports double weights only with lazy; lazy"),
+        (config.rings == "joint" and config.stages < 3, "supports joint with at least three stages; s3"),
         (config.stages < 2, "needs at least two stages; s2"),
+        (config.rings == "joint" and config.weights == "double", "supports joint only without double; joint"),
     )
     return next((f"has the order {config.order}, which {said}" for wrong, said in whys if wrong), None)
 
@@ -374,7 +383,7 @@ def candidates() -> Iterator[ForwardConfig]:
             yield replace(config, exp="mix")
         # Deep rings with more stages do not fit where they would help.
         if grid != "few" and stages == 2:
-            for queries, rings in product(WORDS["queries"], WORDS["rings"]):
+            for queries, rings in product(WORDS["queries"], ("even", "deep")):
                 # Split queries help at 256 dims, where double weights do not fit the registers.
                 for weights in ("held", "double") if queries == "shared" else ("held",):
                     lazy = replace(config, queries=queries, rings=rings, rescale="lazy", weights=weights)
@@ -388,6 +397,8 @@ def pieces_candidates() -> Iterator[ForwardConfig]:
     """Further configurations that are enumerated for dims of two pieces."""
     for warps, block_n, stages, order, grid in product((8, 12), (64, 128), (2, 3), HOPPER, ("tiles", "ticket")):
         for rings, rescale, weights in product(WORDS["rings"], WORDS["rescale"], WORDS["weights"]):
+            if rings == "joint" and block_n == 64:
+                continue  # narrow tiles have room in rings of their own
             config = ForwardConfig(
                 block_m=16 * warps,
                 block_n=block_n,

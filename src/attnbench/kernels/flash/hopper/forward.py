@@ -18,6 +18,8 @@ Options (`config.forward`):
     split     a product of 64 rows and 64 keys reads shared memory at its full bandwidth.  Queries keep the first half of
               their dims in registers during a work item (HELD): half of the score product then reads only keys, and above
               128 dims the other halves of two query tiles fit into shared memory
+    joint     keys and values share their stages: larger tiles fit, and the values of a tile are loaded when its keys have
+              been read.  With lazy that may take until the next score product is done, otherwise only until it starts
     lazy      the output is rescaled while the next score product runs, not at once, when the tensor cores would idle
     pieces    dims between two powers of two are two tiles (`hopper.pieces`)
     stored    value products read the weights from shared memory, which frees registers for a third warpgroup
@@ -47,9 +49,9 @@ from attnbench.kernels.flash.config.space import (
 )
 from attnbench.kernels.flash.hopper.attend import consume
 from attnbench.kernels.flash.hopper.epilogue import Consumer
-from attnbench.kernels.flash.hopper.pieces import Rests, allocate_rest
+from attnbench.kernels.flash.hopper.pieces import Rests, allocate_rest, joint_rest
 from attnbench.kernels.flash.hopper.producer import Producer, produce
-from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS, GridProblem, Mask
+from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS, GridProblem, Mask, ring_of
 from attnbench.kernels.flash.problem import lse_strides
 from attnbench.kernels.shared.card import capability_of, processors
 from attnbench.kernels.shared.hopper import (
@@ -114,6 +116,7 @@ class ForwardMeta(NamedTuple):
     GRID: str
     ROOM: int
     GROUPS: int
+    JOINT: bool
     TURNS: bool
     MIX: bool
     LAZY: bool
@@ -177,11 +180,15 @@ def flash_hopper_forward(
         held_rings = ()
         for _index in gl.static_range(GROUPS):
             held_rings = held_rings + (allocate_ring(q_desc, 1, 1),)
-    rings = Rings(q_rings, allocate_ring(k_desc, META.KEY_STAGES, GROUPS), allocate_ring(v_desc, META.STAGES, GROUPS))
+    k_ring = allocate_ring(k_desc, META.KEY_STAGES, GROUPS)
+    v_ring = ring_of(k_ring.tiles, GROUPS) if META.JOINT else allocate_ring(v_desc, META.STAGES, GROUPS)
+    rings = Rings(q_rings, k_ring, v_ring)
     q_rests = ()
     for _index in gl.static_range(GROUPS):
         q_rests = q_rests + (allocate_rest(q_rest_desc, META.ROOM),)
-    rests = Rests(q_rests, allocate_rest(k_rest_desc, META.KEY_STAGES), allocate_rest(v_rest_desc, META.STAGES))
+    k_rest = allocate_rest(k_rest_desc, META.KEY_STAGES)
+    v_rest = joint_rest(v_rest_desc, k_rest) if META.JOINT else allocate_rest(v_rest_desc, META.STAGES)
+    rests = Rests(q_rests, k_rest, v_rest)
     rest_out = ()
     if META.REST_V:
         rest_out = (out_rest_desc,)
@@ -208,6 +215,7 @@ def flash_hopper_forward(
         rests=rests,
         BLOCK_N=META.BLOCK_N,
         GROUPS=GROUPS,
+        JOINT=META.JOINT,
     )
     consumer = Consumer(
         out_desc=out_desc,
@@ -330,6 +338,7 @@ def launch_hopper_forward(
             GRID=config.grid,
             ROOM=query_tiles(config, shape),
             GROUPS=groups,
+            JOINT=config.rings == "joint",
             TURNS=config.order == "pp",
             MIX=config.exp == "mix",
             LAZY=config.rescale == "lazy",

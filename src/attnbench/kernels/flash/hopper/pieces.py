@@ -52,12 +52,21 @@ def allocate_rest(desc, STAGES: gl.constexpr):
 
 @gluon.jit
 @no_type_check
-def fill_pieces(ring, rest, count, desc, start, rows, first, head, column=0):
+def joint_rest(desc, rest):
+    """The second piece of values whose tiles are those of the keys' second piece, none if that has none."""
+    if len(rest) == 1:
+        rest = (Rest(desc, rest[0].tiles, rest[0].BYTES),)
+    return rest
+
+
+@gluon.jit
+@no_type_check
+def fill_pieces(ring, rest, count, desc, start, rows, first, head, column=0, AWAIT: gl.constexpr = True):
     """Load a tile as `Ring.fill` does, and its second piece on the same mbarrier."""
     if len(rest) == 0:
-        ring.fill(count=count, desc=desc, start=start, rows=rows, first=first, head=head, column=column)
+        ring.fill(count=count, desc=desc, start=start, rows=rows, first=first, head=head, column=column, AWAIT=AWAIT)
     else:
-        ring.fill(count, desc, start, rows, first, head, rest[0].BYTES)
+        ring.fill(count, desc, start, rows, first, head, rest[0].BYTES, AWAIT=AWAIT)
         stage = count % ring.STAGES
         place = coordinates(start, rows, first, head, ring.COLUMNS)
         load_tile(rest[0].desc, place, ring.full.index(stage), rest[0].tiles.index(stage))

@@ -10,7 +10,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from attnbench.kernels.flash.hopper.pieces import Rests, fill_pieces
-from attnbench.kernels.flash.hopper.tiles import GridProblem, locate, work_of
+from attnbench.kernels.flash.hopper.tiles import (
+    GridProblem,
+    await_room_for_keys,
+    await_room_for_values,
+    locate,
+    work_of,
+)
 from attnbench.kernels.shared.hopper import ROWS, Argument, Rings, WorkQueue, aggregate, next_work, work_range
 
 
@@ -33,12 +39,16 @@ class Producer:
     rests: Rests
     BLOCK_N: gl.constexpr
     GROUPS: gl.constexpr
+    JOINT: gl.constexpr
+    "whether keys and values share their stages"
 
 
 @gluon.jit
 @no_type_check
 def fill_keys(producer, work, key_start, at, count):
     """Load the count-th key tile, from key `at` of a work item's sequence."""
+    if producer.JOINT:
+        await_room_for_keys(producer.rings, count)
     head = work.head // producer.repeats
     fill_pieces(
         ring=producer.rings.k,
@@ -49,6 +59,7 @@ def fill_keys(producer, work, key_start, at, count):
         rows=work.keys,
         first=at,
         head=head,
+        AWAIT=not producer.JOINT,
     )
 
 
@@ -95,6 +106,8 @@ def load_work(producer, work, key_start, count, done):
             # Fetched here, because the answer arrives while the last values wait for a stage.  Fetched earlier, the next
             # item would wait for this program, if its item is long, while others are idle.
             following = next_work(producer.counter_ptr)
+        if producer.JOINT:
+            await_room_for_values(rings, count)
         fill_pieces(
             ring=rings.v,
             rest=rests.v,
@@ -104,6 +117,7 @@ def load_work(producer, work, key_start, count, done):
             rows=work.keys,
             first=at,
             head=work.head // producer.repeats,
+            AWAIT=not producer.JOINT,
         )
         count += 1
     return count, following

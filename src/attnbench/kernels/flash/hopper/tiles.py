@@ -1,5 +1,8 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Building blocks of the flash forward for Hopper: work items of the tile scheduler, the mask, the softmax of a tile."""
+"""Building blocks of the flash forward for Hopper: work items, the mask, joint rings, the softmax of a tile.
+
+Joint rings of keys and values are two rings with the same tiles: a stage holds the keys of a tile, and then its values.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import Any, NamedTuple, no_type_check
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from attnbench.kernels.flash.tiles import Folded, keys_of_rows, sees, sequence, tiles_of
-from attnbench.kernels.shared.hopper import ROWS, Argument, aggregate
+from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, aggregate, allocate_barriers
 from attnbench.kernels.shared.rows import section_of
 
 NAN = gl.constexpr(tl.PropagateNan.ALL)
@@ -110,6 +114,30 @@ def read_work(queue, turn):
         split=queue.number(turn, "split"),
         end=queue.number(turn, "end"),
     )
+
+
+@gluon.jit
+@no_type_check
+def ring_of(tiles, CONSUMERS: gl.constexpr):
+    """A ring of these tiles with mbarriers of its own; before warp specialization."""
+    STAGES: gl.constexpr = tiles.shape[0]
+    return Ring(tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS), STAGES, tiles.shape[5])
+
+
+@gluon.jit
+@no_type_check
+def await_room_for_keys(rings, count):
+    """Joint rings: wait until the values that the count-th tile's stage had before have been read."""
+    ring = rings.v
+    mbarrier.wait(ring.empty.index(count % ring.STAGES), (count // ring.STAGES & 1) ^ 1)
+
+
+@gluon.jit
+@no_type_check
+def await_room_for_values(rings, count):
+    """Joint rings: wait until the keys of the count-th tile have been read."""
+    ring = rings.k
+    mbarrier.wait(ring.empty.index(count % ring.STAGES), count // ring.STAGES & 1)
 
 
 @gluon.jit

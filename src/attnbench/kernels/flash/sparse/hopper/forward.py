@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from attnbench.kernels.flash.hopper.attend import consume
 from attnbench.kernels.flash.hopper.epilogue import Consumer
 from attnbench.kernels.flash.hopper.pieces import Rests
-from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS
+from attnbench.kernels.flash.hopper.tiles import WORK_FIELDS, ring_of
 from attnbench.kernels.flash.sparse.config import Shape, query_tiles
 from attnbench.kernels.flash.sparse.hopper.attend import consume_listed
 from attnbench.kernels.flash.sparse.hopper.producer import Producer, produce
@@ -32,7 +32,6 @@ from attnbench.kernels.flash.sparse.problem import wrong
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import (
     ROWS,
-    Ring,
     Rings,
     allocate_barriers,
     allocate_ring,
@@ -71,14 +70,6 @@ def allocate_tiles(desc, STAGES: gl.constexpr, BLOCKS: gl.constexpr):
     """Shared memory of STAGES tiles, each of BLOCKS of `desc`'s boxes; before warp specialization."""
     ROWS_OF_TILE: gl.constexpr = desc.block_shape[2] * BLOCKS
     return gl.allocate_shared_memory(desc.dtype, [STAGES, 1, 1, ROWS_OF_TILE, 1, desc.block_shape[4]], desc.layout)
-
-
-@gluon.jit
-@no_type_check
-def ring_of(tiles, CONSUMERS: gl.constexpr):
-    """A ring of these tiles with mbarriers of its own; before warp specialization."""
-    STAGES: gl.constexpr = tiles.shape[0]
-    return Ring(tiles, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, CONSUMERS), STAGES, tiles.shape[5])
 
 
 class ForwardMeta(NamedTuple):

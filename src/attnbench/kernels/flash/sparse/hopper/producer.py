@@ -7,9 +7,9 @@ from typing import no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import tma
 
-from attnbench.kernels.flash.hopper.tiles import Work
+from attnbench.kernels.flash.hopper.tiles import Work, await_room_for_keys, await_room_for_values
 from attnbench.kernels.flash.sparse.hopper.tiles import blocks_of, key_of, list_of
 from attnbench.kernels.shared.hopper import (
     ROWS,
@@ -89,9 +89,8 @@ def fill(producer, ring, desc, count, key_start, keys, tile, blocks, head):
 @no_type_check
 def load_values(producer, count, key_start, keys, tile, blocks, head):
     """Load a tile of values; into a joint stage when the keys of the same tile have been read."""
-    k_ring = producer.rings.k
     if producer.JOINT:
-        mbarrier.wait(k_ring.empty.index(count % k_ring.STAGES), count // k_ring.STAGES & 1)
+        await_room_for_values(producer.rings, count)
     ring, desc = producer.rings.v, producer.v_desc
     fill(producer, ring, desc, count, key_start, keys, tile=tile, blocks=blocks, head=head)
 
@@ -104,7 +103,7 @@ def load_keys(producer, count, key_start, keys, tile, blocks, head):
     v_ring = producer.rings.v
     if producer.SHARE == 1:
         if producer.JOINT:
-            mbarrier.wait(v_ring.empty.index(count % v_ring.STAGES), (count // v_ring.STAGES & 1) ^ 1)
+            await_room_for_keys(producer.rings, count)
         fill(producer, k_ring, producer.k_desc, count, key_start, keys, tile=tile, blocks=blocks, head=head)
     else:
         at = key_of(blocks[0], tile, producer.BLOCK_K, producer.PARTS)
