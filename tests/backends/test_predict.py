@@ -84,6 +84,14 @@ def test_the_share_says_how_much_is_kept():
     assert counts[0] < counts[-1]
 
 
+@pytest.mark.parametrize(("text", "kept"), [("topk0.25", 8), ("cdf0.5", 16), ("sub0.5", 16), ("anti0.5", 16)])
+def test_of_equal_scores_the_first_are_kept(text, kept):
+    """So many that a sort that is not stable changes their order."""
+    case = case_of(seqlen=64, seqlen_k=2048, pattern="full", density=1.0)
+    inputs = WORKLOAD.inputs(case, seed=0, kind="zeros", device="cpu")
+    assert torch.equal(predicted(text, case, inputs), (torch.arange(32) < kept).expand(1, 2, 1, 32))
+
+
 def test_the_gate_keeps_blocks_whose_tokens_are_not_alike():
     case = case_of(seqlen=256, pattern="full", density=1.0)
     inputs = WORKLOAD.inputs(case, seed=0, kind="normal", device="cpu")

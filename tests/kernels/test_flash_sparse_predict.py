@@ -77,16 +77,25 @@ def test_an_anti_diagonal_is_followed_against_the_order_of_the_queries(kernels, 
     assert torch.equal(found, torch.tensor([False, True, False, True, False]).expand(1, 2, 5, 5))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("by", ["_by_kernels", "by_torch"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("text", ["topk0.4", "cdf0.4", "sub0.4"])
-def test_a_key_that_is_no_number_keeps_its_column_and_leaves_the_choice_of_the_others(kernels, monkeypatch, text):
+def test_a_key_that_is_not_finite_keeps_its_column_and_leaves_the_choice_of_the_others(
+    kernels, monkeypatch, text, value, by
+):
     monkeypatch.setitem(sys.modules, "attnbench.kernels.flash.sparse.predict", kernels)
     case = case_of()
     inputs = WORKLOAD.inputs(case, seed=1, kind="normal", device="cpu")
     q, k = (x.transpose(1, 2).contiguous() for x in (inputs.q, inputs.k))
     predictor = Predictor.read("who", text)
-    without = predictor._by_kernels(case_of(seqlen_k=256), q, k[:, :, :256])
-    k[:, :, 270, 3] = float("nan")
-    found = predictor._by_kernels(case, q, k)
+
+    def predicted(case, k):
+        return predictor._by_kernels(case, q, k) if by == "_by_kernels" else predictor.by_torch(case, q.device)(q, k)
+
+    without = predicted(case_of(seqlen_k=256), k[:, :, :256])
+    k[:, :, 270, 3] = value
+    found = predicted(case, k)
     assert found[..., 4].all()
     assert torch.equal(found[..., :4], without)
 

@@ -92,8 +92,10 @@ class Predictor:
     def _map(self, case: SparseCase, q: Tensor, k: Tensor, possible: Tensor, forced: Tensor) -> Tensor:
         k = _repeated(case, k)
         scores = {"sub": _parts, "anti": _antidiagonals}.get(self.rule, _means)(case, q, k)
-        scores = scores.masked_fill(~possible, -float("inf"))
+        unknown = scores.isnan() | (scores == float("inf"))
+        scores = scores.masked_fill(~possible | unknown, -float("inf"))
         kept = _largest(scores, possible, self.share) if self.rule == "topk" else _mass(scores, self.share)
+        kept = kept | unknown
         if self.gate:
             rows, columns = (_similarity(x, size) < self.gate for x, size in zip((q, k), case.block_shape, strict=True))
             kept = kept | rows[..., :, None] | columns[..., None, :]
@@ -117,10 +119,12 @@ def _blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _mean(x: Tensor, size: int) -> Tensor:
+    """Return the mean of each block, NaN if it is infinite: its products say nothing, whatever their sign."""
     import torch
 
     whole, tokens = _blocks(x, size)
-    return whole.sum(3, dtype=torch.float32) / tokens[:, None]
+    mean = whole.sum(3, dtype=torch.float32) / tokens[:, None]
+    return mean.masked_fill(mean.isinf(), float("nan"))
 
 
 def _means(case: SparseCase, q: Tensor, k: Tensor) -> Tensor:
@@ -171,13 +175,13 @@ def _largest(scores: Tensor, possible: Tensor, share: float) -> Tensor:
     import torch
 
     count = (possible.sum(-1) * share + 0.5).long().clamp(min=1)[:, None]
-    order = scores.argsort(-1, descending=True)
+    order = scores.argsort(dim=-1, descending=True, stable=True)
     kept = (torch.arange(order.shape[-1], device=order.device) < count).expand_as(order)
     return torch.zeros_like(kept).scatter(-1, order, kept)
 
 
 def _mass(scores: Tensor, share: float) -> Tensor:
-    weights, order = scores.softmax(-1).nan_to_num(nan=0.0).sort(-1, descending=True)
+    weights, order = scores.softmax(-1).nan_to_num(nan=0.0).sort(dim=-1, descending=True, stable=True)
     # Blocks before which the share is not reached yet; the largest is always among them.
     kept = weights.cumsum(-1) - weights < share
     return kept.scatter(-1, order, kept)
