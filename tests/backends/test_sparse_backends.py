@@ -22,9 +22,10 @@ from attnbench.backends.sparse import (
 from attnbench.backends.sparse_flex import block_mask, map_of, pairs_of
 from attnbench.errors import Unsupported, UsageError
 from attnbench.workloads.sparse import WORKLOAD
-from attnbench.workloads.sparse.case import BLOCKS
+from attnbench.workloads.sparse.case import BLOCKS, ON_GRID, PATTERNS
 from attnbench.workloads.sparse.inputs import SparseInputs
 from attnbench.workloads.sparse.patterns import block_map, visible_pairs
+from attnbench.workloads.sparse.work import queries_seen
 
 sys.path.append(str(Path(__file__).parents[1] / "workloads"))
 
@@ -264,3 +265,13 @@ def test_counts_and_empty_rows_are_those_of_the_map():
     assert empty_queries(case) == 0
     assert empty_queries(case_of(seqlen=256, seqlen_k=100, causal=True)) == 4 * 156
     assert block_map(case).sum() == 2 * 2 * 4 * 2
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_empty_rows_of_a_named_pattern_are_known_without_its_map(pattern, causal, monkeypatch):
+    shape = {"seqlen": 768, "grid": "6:8:16"} if pattern in ON_GRID else {"seqlen": 700, "seqlen_k": 330}
+    case = case_of(pattern=pattern, causal=causal, block="64x64", density=1.0 if pattern == "full" else 0.2, **shape)
+    counted = case.batch * case.nheads * case.seqlen - queries_seen(case, block_map(case) & (visible_pairs(case) > 0))
+    monkeypatch.setattr(sys.modules["attnbench.backends.sparse"], "block_map", lambda case: pytest.fail("made"))
+    assert empty_queries(case) == counted

@@ -145,6 +145,18 @@ def test_a_plan_knows_about_what_a_case_computes_from_one_head(pattern, causal, 
     assert [blocks.shape[:2] for blocks in made] == [(1, 1)]
 
 
+@pytest.mark.parametrize("pattern", ["full", "random", "window", "radial", "sta"])
+def test_a_plan_makes_no_map_that_does_not_fit_in_memory(pattern, monkeypatch):
+    grid = "1:8192:2048" if pattern == "radial" else "6:4096:680" if pattern == "sta" else None
+    seqlen = 6 * 4096 * 680 if pattern == "sta" else 2**24
+    case = WORKLOAD.case(
+        {"batch": 64, "seqlen": seqlen, "nheads": 128, "pattern": pattern, "grid": grid, "block": "64x64"}
+    )
+    monkeypatch.setattr(sys.modules["attnbench.workloads.sparse.work"], "block_map", lambda case: pytest.fail("made"))
+    dense = 4 * 64 * 128 * 64 * seqlen**2
+    assert WORKLOAD.planned_flops(case) == pytest.approx(case.density * dense, rel=1e-9)
+
+
 def test_a_map_from_a_file_is_the_map_and_its_name_has_no_path(tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNBENCH_GIVEN_FILES", "")
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from attnbench.backends.differentiable import Attention, Operands
 from attnbench.backends.predict import FORM, NAMES, Predictor
 from attnbench.errors import WorkerError
 from attnbench.workloads.attention.case import ACCEPTED_DTYPES
-from attnbench.workloads.sparse.case import BLOCKS, SparseCase
+from attnbench.workloads.sparse.case import BLOCKS, PATTERNS, SparseCase
 from attnbench.workloads.sparse.patterns import block_map, visible_pairs
 from attnbench.workloads.sparse.work import density
 
@@ -420,6 +420,8 @@ def empty_queries(case: SparseCase) -> int:
     """Count the queries, over all sequences and heads, that see no key in their blocks."""
     from attnbench.workloads.sparse.work import queries_seen
 
+    if case.pattern in PATTERNS:  # they keep a key of every query that a causal mask leaves any
+        return case.batch * case.nheads * max(0, case.seqlen - case.seqlen_k) * case.causal
     return case.batch * case.nheads * case.seqlen - queries_seen(case, block_map(case) & (visible_pairs(case) > 0))
 
 

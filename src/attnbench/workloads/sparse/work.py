@@ -62,7 +62,8 @@ def queries_seen(case: SparseCase, blocks: Array) -> int:
     (start_q, size_q), (start_k, _) = spans(case)
     first = np.maximum(start_q, start_k + case.seqlen - case.seqlen_k) if case.causal else start_q + 0 * start_k
     reach = np.maximum(start_q + size_q - first, 0)
-    return int(np.where(blocks, reach, 0).max(axis=3).sum())
+    # The earlier the keys, the more queries see them.
+    return int(np.where(blocks.any(axis=3), reach[np.arange(len(reach)), blocks.argmax(axis=3)], 0).sum())
 
 
 def keys_seen(case: SparseCase, blocks: Array) -> int:
@@ -74,5 +75,7 @@ def keys_seen(case: SparseCase, blocks: Array) -> int:
     if case.causal:
         last = np.minimum(last, start_q + size_q + case.seqlen_k - case.seqlen)
     reach = np.maximum(last - start_k, 0)
-    grouped = blocks.reshape(case.batch, case.nheads_kv, case.group_size, *case.blocks).any(axis=2)
-    return int(np.where(grouped, reach, 0).max(axis=2).sum())
+    grouped: Array = np.any(blocks.reshape(case.batch, case.nheads_kv, case.group_size, *case.blocks), axis=2)
+    # The later the queries, the more keys they see.
+    latest = len(reach) - 1 - grouped[:, :, ::-1].argmax(axis=2)
+    return int(np.where(np.any(grouped, axis=2), reach[latest, np.arange(reach.shape[1])], 0).sum())
