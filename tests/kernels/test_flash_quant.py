@@ -212,6 +212,15 @@ def test_the_recipe_has_the_error_that_was_published():
 
 
 BAD = {
+    "fp64": (
+        {name: torch.zeros(1, 9, 1, 64).double() for name in "qkv"},
+        r"q\.dtype=torch\.float64 is not supported; bfloat16 or float16$",
+    ),
+    "no-dims": (dict.fromkeys("qkv", torch.zeros(1, 9, 1, 0).half()), r"q\.shape=.* has no dims; 1 to 128 dims"),
+    "many-dims": (
+        dict.fromkeys("qkv", torch.zeros(1, 9, 1, 300).half()),
+        r"q\.shape=.* has too many dims; 1 to 128 dims",
+    ),
     "fp32": (
         {"q": torch.zeros(1, 9, 1, 64), "k": torch.zeros(1, 9, 1, 64), "v": torch.zeros(1, 9, 1, 64)},
         r"q\.dtype=torch\.float32 is not supported; bfloat16 or float16",

@@ -196,6 +196,12 @@ def test_the_oracle_of_these_tests_knows_an_empty_row():
 
 
 BAD = {
+    "no-dims": (dict.fromkeys("qkv", torch.zeros(1, 9, 1, 0)), r"q\.shape=.* has no dims; 1 to 128 dims"),
+    "many-dims": (dict.fromkeys("qkv", torch.zeros(1, 9, 1, 300)), r"q\.shape=.* has too many dims; 1 to 128 dims"),
+    "packed": (
+        dict.fromkeys("qkv", torch.zeros(9, 1, 64)),
+        r"q\.shape=\(9, 1, 64\) does not fit; \[sequences, rows, heads, dims\]$",
+    ),
     "map-of-numpy": ({"block_map": np.ones((1, 1, 2, 2), bool)}, "block_map=ndarray is no tensor; a bool tensor, or"),
     "no-q": ({"q": None}, r"q=NoneType is no tensor; \[sequences, rows, heads, dims\]"),
     "v-of-numpy": ({"v": np.ones((1, 128, 1, 64))}, "v=ndarray is no tensor"),

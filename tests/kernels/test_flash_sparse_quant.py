@@ -140,6 +140,19 @@ def test_the_error_is_that_of_8_bits_and_not_of_the_map(kernels):
 
 
 BAD = {
+    "fp64": (
+        {name: torch.zeros(1, 9, 1, 64).double() for name in "qkv"},
+        r"q\.dtype=torch\.float64 is not supported; bfloat16 or float16$",
+    ),
+    "no-dims": (dict.fromkeys("qkv", torch.zeros(1, 9, 1, 0).half()), r"q\.shape=.* has no dims; 1 to 128 dims"),
+    "many-dims": (
+        dict.fromkeys("qkv", torch.zeros(1, 9, 1, 300).half()),
+        r"q\.shape=.* has too many dims; 1 to 128 dims",
+    ),
+    "packed": (
+        dict.fromkeys("qkv", torch.zeros(9, 1, 64).half()),
+        r"q\.shape=\(9, 1, 64\) does not fit; \[sequences, rows, heads, dims\]$",
+    ),
     "fp32": (
         {name: torch.zeros(1, 9, 1, 64) for name in "qkv"},
         r"q\.dtype=torch\.float32 is not supported; bfloat16 or float16",

@@ -34,6 +34,7 @@ def quant_problem_of(
     Raises:
         ValueError: naming the argument, its value and what is accepted.
     """
+    check_kind(q)
     try:
         problem = problem_of(
             q,
@@ -48,10 +49,6 @@ def quant_problem_of(
         )
     except ValueError as why:
         raise _ours(why) from None
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        raise wrong("q.dtype", q.dtype, "is not supported", "bfloat16 or float16")
-    if q.shape[-1] > LARGEST_DIM:
-        raise wrong("q.shape", tuple(q.shape), "has too many dims", f"1 to {LARGEST_DIM} dims")
     if v.shape[-1] != q.shape[-1]:
         raise wrong("v.shape[-1]", v.shape[-1], "does not fit", f"{q.shape[-1]}, q's dims")
     for name, x, longest in (("q", q, problem.max_seqlen_q), ("k", k, problem.max_seqlen_k)):
@@ -59,6 +56,21 @@ def quant_problem_of(
         if rows > LARGEST_ROWS:
             raise wrong(f"{name}.shape", tuple(x.shape), f"has {rows} rows of all heads", f"at most {LARGEST_ROWS}")
     return problem
+
+
+def check_kind(q: Tensor) -> None:
+    """Refuse a precision or a number of dims, before other kernels' checks, which take more.
+
+    Raises:
+        ValueError: naming the argument, its value and what is accepted.
+    """
+    if not isinstance(q, Tensor) or not q.dim():
+        return
+    if q.dtype not in (torch.bfloat16, torch.float16):
+        raise wrong("q.dtype", q.dtype, "is not supported", "bfloat16 or float16")
+    if not 1 <= q.shape[-1] <= LARGEST_DIM:
+        what = "has too many dims" if q.shape[-1] else "has no dims"
+        raise wrong("q.shape", tuple(q.shape), what, f"1 to {LARGEST_DIM} dims")
 
 
 def check_offsets(problem: Problem, q: Tensor, k: Tensor) -> None:

@@ -18,6 +18,7 @@ WHO = "flash_sparse_attention"
 BLOCKS = ((128, 128), (128, 64), (64, 128), (64, 64))
 "Queries and keys of a block."
 LARGEST_DIM = 128
+LAYOUT = "[sequences, rows, heads, dims]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +70,19 @@ def sparse_problem_of(
     """
     if not (isinstance(block, tuple | list) and tuple(block) in BLOCKS and all(type(size) is int for size in block)):
         raise wrong("block", block, "is not supported", ", ".join(f"({rows}, {keys})" for rows, keys in BLOCKS))
+    # Before the checks of the dense kernels, which take more.
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise wrong(name, type(x).__name__, "is no tensor", LAYOUT)
+        if x.dim() != 4:
+            raise wrong(f"{name}.shape", tuple(x.shape), "does not fit", LAYOUT)
+    if not 1 <= q.shape[-1] <= LARGEST_DIM:
+        what = "has too many dims" if q.shape[-1] else "has no dims"
+        raise wrong("q.shape", tuple(q.shape), what, f"1 to {LARGEST_DIM} dims")
     try:
         dense = problem_of(q, k, v, causal=causal, scale=scale)
     except ValueError as why:  # the checks of another function, under its name
         raise ValueError(f"{WHO}: {str(why).partition(': ')[2]}") from None
-    if q.shape[-1] > LARGEST_DIM:
-        raise wrong("q.shape", tuple(q.shape), "has too many dims", f"1 to {LARGEST_DIM} dims")
     if v.shape[-1] != q.shape[-1]:
         raise wrong("v.shape[-1]", v.shape[-1], "does not fit", f"{q.shape[-1]}, q's dims")
     queries, keys = block

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from attnbench.kernels.flash.problem import Problem
-from attnbench.kernels.flash.quant.problem import quant_problem_of
+from attnbench.kernels.flash.quant.problem import check_kind, quant_problem_of
 from attnbench.kernels.flash.sparse.problem import SparseProblem, sparse_problem_of
 
 WHO = "flash_sparse_quant_attention"
@@ -40,6 +40,7 @@ def problems_of(
         ValueError: naming the argument, its value and what is accepted.
     """
     with refused_here():
+        check_kind(q)
         sparse = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
         return sparse, quant_problem_of(q, k, v, causal=causal, scale=scale)
 
