@@ -137,6 +137,18 @@ def test_a_backend_that_follows_passes_the_whole_examination(name):
     assert outcome.counters["useful_flops"] < WORKLOAD.work(case).dense_flops
 
 
+def test_a_predicted_map_need_not_keep_the_cases_where_another_may_be_rounded_up():
+    case = case_of(widen=True)
+    inputs, fresh = (WORKLOAD.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (0, 1))
+    backend = resolve("sparse-eager[topk0.2]", case)
+    with backend.session(case, inputs) as launch:
+        launch.forward()
+        assert (inputs.block_map & ~launch.outputs()["block_map"]).any()
+        references = References(WORKLOAD, case, inputs, fresh)
+        outcome = examine(launch, references, variant="chosen", budget=backend.budget(case))
+    assert outcome.ok, outcome.reason
+
+
 def test_a_wrong_answer_to_its_own_map_is_found():
     case = case_of()
     inputs, fresh = (WORKLOAD.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (0, 1))

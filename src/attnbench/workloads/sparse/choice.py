@@ -22,7 +22,7 @@ from attnbench.workloads.sparse.work import dense_flops, queries_seen, work_of
 
 
 class ChosenMap:
-    """A launch's map: any that leaves each query a key; with `widen`, one that keeps all blocks of the case's map."""
+    """A launch's map: any that leaves each query a key; with `widen` also one that keeps all blocks of the case's map."""
 
     followed = "compared with attention over the map that it used"
 
@@ -33,11 +33,14 @@ class ChosenMap:
             return [f"shape={list(chosen.shape)} is wrong; {list(shape)}"]
         if chosen.dtype != torch.bool:
             return [f"dtype={chosen.dtype} is wrong; torch.bool"]
-        if case.widen and (lost := int((inputs.block_map & ~chosen).sum())):
-            return [f"leaves out {lost} of the {int(inputs.block_map.sum())} blocks that the case's map keeps"]
-        # A map given to be rounded up may leave queries without keys; a chosen one would gain speed by doing so.
+        lost = int((inputs.block_map & ~chosen).sum())
+        if case.widen and not lost:  # rounded up from a map that may leave queries without keys
+            return []
+        # Predicted: one that leaves queries without keys would gain speed by doing so.
         there = queries_seen(case, np.ones(shape, dtype=np.bool_))
-        if not case.widen and (left_out := there - queries_seen(case, chosen.cpu().numpy())):
+        if left_out := there - queries_seen(case, chosen.cpu().numpy()):
+            if case.widen:
+                return [f"leaves out {lost} of the {int(inputs.block_map.sum())} blocks that the case's map keeps"]
             return [f"leaves {left_out} of {there} queries without a visible key"]
         return []
 
