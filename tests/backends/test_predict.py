@@ -106,7 +106,9 @@ def test_the_gate_keeps_blocks_whose_tokens_are_not_alike():
     assert not found[:, :, 1:, [0, 1, 3]].all()
 
 
-@pytest.mark.parametrize("text", ["", "cdf", "cdf0", "cdf1.5", "top0.5", "topk-0.5", "cdf0.9-sim2", "sub0.9-sim0.5"])
+@pytest.mark.parametrize(
+    "text", ["", "cdf", "cdf0", "cdf1.5", "top0.5", "topk-0.5", "cdf0.9-sim2", "sub0.9-sim0.5", "cdf0.\u0663"]
+)
 def test_what_cannot_be_read_is_refused(text):
     with pytest.raises(UsageError, match=r"who: predictor=.* cannot be read; topkX, cdfX, subX or antiX"):
         Predictor.read("who", text)

@@ -237,7 +237,7 @@ def test_a_suites_densities_are_put_aside_by_none():
     axis = next(axis for axis in WORKLOAD.axes if axis.name == "density")
     assert axis.parse("none") is None
     assert axis.parse("0.5") == 0.5
-    for text in ("0", "1.1", "nan", "x"):
+    for text in ("0", "1.1", "nan", "x", "0.\u0665", "0.2_5"):
         with pytest.raises(ValueError, match="a number above 0, at most 1, or none where a file says the map"):
             axis.parse(text)
 

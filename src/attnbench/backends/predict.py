@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from attnbench.workloads.sparse.case import SparseCase
 
-FORM = re.compile(r"(topk|cdf|sub|anti)(0?\.\d+|1(?:\.0+)?)(?:-sim(0?\.\d+|[01](?:\.0+)?))?")
+FORM = re.compile(r"(topk|cdf|sub|anti)(0?\.\d+|1(?:\.0+)?)(?:-sim(0?\.\d+|[01](?:\.0+)?))?", re.ASCII)
 NAMES = re.compile("topk|cdf|sub|anti")
 ACCEPTED = "topkX, cdfX, subX or antiX with X above 0 and at most 1, topk and cdf also with -simY, such as cdf0.98"
 STRIDE = 16

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attnbench.workloads.sparse.inputs import SparseInputs
 
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
-FORM = re.compile(rf"sim{_NUMBER}-(cdf|topk){_NUMBER}-pv{_NUMBER}")
+FORM = re.compile(rf"sim{_NUMBER}-(cdf|topk){_NUMBER}-pv{_NUMBER}", re.ASCII)
 ACCEPTED = "simX-cdfY-pvZ, simX-topkY-pvZ or topkY, X from -1 to 1, Y from 0 to 1, such as sim0-cdf0.7-pv50"
 DEFAULTS = {"simthreshd1": 0.6, "cdfthreshd": 0.98, "pvthreshd": 50.0}
 SHARES = {"cdf": "cdfthreshd", "topk": "topk"}

@@ -19,7 +19,7 @@ def parse_density(text: str) -> float | None:
     if text == "none":
         return None
     try:
-        value = float(text)
+        value = float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
         value = math.nan
     if not 0 < value <= 1:
