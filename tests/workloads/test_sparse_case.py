@@ -134,6 +134,18 @@ def test_sta_boxes_have_one_size_and_stay_inside_the_video():
         assert set(seen[0]) == {tile // 9}
 
 
+def test_a_video_is_in_the_order_in_which_the_map_takes_its_tokens():
+    """Tokens of one tile are alike, and those of one part of a line are not, where tokens are in tile order."""
+
+    def likeness(**values):
+        case = case_of(batch=1, nheads=1, headdim=64, block="64x64", seqlen=12 * 24 * 24, grid="12:24:24", **values)
+        q = WORKLOAD.inputs(case, seed=0, kind="video", device="cpu").q[0, :, 0].float()
+        mean = torch.nn.functional.normalize(q, dim=-1).unflatten(0, (-1, 384)).mean(1)
+        return float(mean.square().sum(-1).mean())  # mean cosine of two of 384 tokens, as many as a tile has
+
+    assert likeness(pattern="sta", density=0.1) > 1.5 * likeness(pattern="frame", density=0.1)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_plan_knows_about_what_a_case_computes_from_one_head(pattern, causal, monkeypatch):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnbench.workloads.attention import inputs as dense_inputs
 from attnbench.workloads.attention.inputs import AttentionInputs
-from attnbench.workloads.sparse.case import SparseCase
+from attnbench.workloads.sparse.case import TILE, SparseCase
 from attnbench.workloads.sparse.patterns import block_map
 
 
@@ -46,10 +46,23 @@ class SparseInputs:
 def make_inputs(case: SparseCase, *, seed: int, kind: str, device: str | torch.device) -> SparseInputs:
     """Make the inputs of a case; q, k and v are those of softmax attention, and the map is the case's own.
 
+    A video of pattern `sta` is in tile order, as its map takes the tokens.
+
     Raises:
         UsageError: the kind is unknown, or a file does not fit.
     """
     grid = case.thw if case.grid else None
     values = dense_inputs.make_inputs(case.dense, seed=seed, kind=kind, device=device, grid=grid)
+    q, k, v = values.q, values.k, values.v
+    if case.pattern == "sta" and kind == "video":
+        order = tile_order(case, q.device)
+        q, k, v = (x[:, order] for x in (q, k, v))
     blocks = torch.from_numpy(block_map(case).copy()).to(device)
-    return SparseInputs(q=values.q, k=values.k, v=values.v, block_map=blocks, notes=values.notes)
+    return SparseInputs(q=q, k=k, v=v, block_map=blocks, notes=values.notes)
+
+
+def tile_order(case: SparseCase, device: torch.device) -> Tensor:
+    """Return for each token in tile order its place in the order of frames, lines and columns, int64 [seqlen]."""
+    counts = (n // tile for n, tile in zip(case.thw, TILE, strict=True))
+    shape = [size for pair in zip(counts, TILE, strict=True) for size in pair]
+    return torch.arange(case.seqlen, device=device).view(shape).permute(0, 2, 4, 1, 3, 5).flatten()
