@@ -137,6 +137,21 @@ def test_points_of_one_series_at_one_length_lie_on_lines_of_their_own():
     assert _lines("actual_sparsity", sweep) == ["sparge", "sparge"]
 
 
+def test_two_flash_attentions_2_in_a_run_are_two_lines(tmp_path):
+    pytest.importorskip("vl_convert")
+    run = imported_run(
+        "mine", "x", [record(f"dense[{name}]", ms) for name, ms in (("sdpa-flash", 2.0), ("flash-attn-2", 1.0))]
+    )
+    assert {point.series: point.mean_ms for point in _points(run)} == {"fa2": 2.0, "flash-attn-2": 1.0}
+    LAYOUT.write(run, tmp_path)
+    assert {one.backend: one.time.mean_ms for one in LAYOUT.read(tmp_path).records} == {
+        "dense[sdpa-flash]": 2.0,
+        "dense[flash-attn-2]": 1.0,
+    }
+    alone = imported_run("mine", "x", [record("dense[flash-attn-2]", 1.0)])
+    assert [point.series for point in _points(alone)] == ["fa2"]
+
+
 def test_a_predicted_map_stands_at_the_sparsity_it_reached_with_the_dense_rows_beside_it():
     """The seed's sweep: Sparge's defaults in `seq_len_plots`, simthreshd1 0 and cdfthreshd 0.7 in `seq_len_plots_30`."""
     defaults = ("map predicted by SpargeAttn: simthreshd1 0.6, cdfthreshd 0.98, pvthreshd 50",)

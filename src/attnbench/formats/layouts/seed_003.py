@@ -33,7 +33,9 @@ NAME, WORKLOADS = "seed-003", ("sparse", "attention")
 LENGTHS, SWEEP = "seq_len_plots", "sparge_sparsity_plots"
 FILE = re.compile(r"(time_ms|tflops)(?:_actual_sparsity_seq(\d+))?_causal_(false|true)\.png")
 FOLDER = re.compile(rf"{LENGTHS}(?:_(\d+))?|{SWEEP}")
-SERIES = {"sdpa-flash": "fa2", "flash-attn-2": "fa2", "sage2": "sage2", "sparge": "sparge", "sparge-fp8": "sparge_fp8"}
+PINNED, PACKAGE = "sdpa-flash", "flash-attn-2"
+"FlashAttention 2 in torch, the seed's FA2, and the package."
+SERIES = {PINNED: "fa2", PACKAGE: "fa2", "sage2": "sage2", "sparge": "sparge", "sparge-fp8": "sparge_fp8"}
 METRICS = {"time_ms": "time, ms", "tflops": "effective TFLOP/s"}
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 KEYWORD = b"attnbench seed-003"
@@ -139,9 +141,11 @@ def _points(run: Run) -> list[Point]:
     Raises:
         UsageError: there is no such record.
     """
-    points = [
-        _point(run, record) for record in timed(run.records) if record.workload in WORKLOADS and _fits(record.case)
-    ]
+    records = [one for one in timed(run.records) if one.workload in WORKLOADS and _fits(one.case)]
+    names = SERIES
+    if {PINNED, PACKAGE} <= {_named(record)[0] for record in records}:  # one point of both would be their mean
+        names = {own: name for own, name in SERIES.items() if own != PACKAGE}
+    points = [_point(run, record, names) for record in records]
     if not points:
         raise UsageError(
             refusal(
@@ -160,18 +164,22 @@ def _fits(case: Mapping[str, Any]) -> bool:
     return sizes and case.get("seqlen_k") == case["seqlen"] and case.get("mode", "fwd") == "fwd"
 
 
-def _point(run: Run, record: Record) -> Point:
-    case, work = record.case, record.work
+def _named(record: Record) -> tuple[str, str]:
+    """Return the name of a row's backend, of a dense row the dense backend's, and its configuration, followed by ]."""
     name, _, short = record.backend.partition("[")
-    if name == "dense":
-        name, short = short.removesuffix("]") or "sdpa-flash", ""
+    return (short.removesuffix("]") or PINNED, "") if name == "dense" else (name, short)
+
+
+def _point(run: Run, record: Record, names: Mapping[str, str]) -> Point:
+    case, work = record.case, record.work
+    name, short = _named(record)
     density = record.counters.get("density")
     if density is None:
         density = work.flops / work.dense_flops if work and work.dense_flops else 1.0
     asked = case.get("density", 1.0)
     asked = density if asked is None else asked  # the map comes from a file
     way = _way(record, short)
-    series = SERIES.get(name, name + (f"[{short}" if short and name not in SERIES else ""))
+    series = names.get(name, name + (f"[{short}" if short else ""))
     return Point(
         series=series,
         batch=case["batch"],
