@@ -152,6 +152,20 @@ def test_two_flash_attentions_2_in_a_run_are_two_lines(tmp_path):
     assert [point.series for point in _points(alone)] == ["fa2"]
 
 
+def test_other_heads_of_keys_are_lines_of_their_own(tmp_path):
+    """Otherwise a plot would show their mean."""
+    pytest.importorskip("vl_convert")
+    cases = ({"nheads_kv": 32}, {"nheads_kv": 8}, {"nheads_kv": 32, "window": [128, 0]}, {"grid": "4:16:16"})
+    run = imported_run("mine", "x", [record("sdpa-flash", 1.0 + at, **case) for at, case in enumerate(cases)])
+    others = ["", "nheads_kv 8", "window 128:0", "grid 4:16:16"]
+    assert [point.other for point in _points(run)] == others
+    assert _lines("seqlen", _points(run)) == ["fa2", *(f"fa2, {other}" for other in others[1:])]
+    LAYOUT.write(run, tmp_path)
+    again = LAYOUT.read(tmp_path)
+    assert [(point.other, point.mean_ms) for point in _points(again)] == list(zip(others, (1, 2, 3, 4), strict=True))
+    assert len({one.group for one in again.records}) == 4
+
+
 def test_a_predicted_map_stands_at_the_sparsity_it_reached_with_the_dense_rows_beside_it():
     """The seed's sweep: Sparge's defaults in `seq_len_plots`, simthreshd1 0 and cdfthreshd 0.7 in `seq_len_plots_30`."""
     defaults = ("map predicted by SpargeAttn: simthreshd1 0.6, cdfthreshd 0.98, pvthreshd 50",)

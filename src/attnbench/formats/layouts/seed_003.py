@@ -36,6 +36,8 @@ FOLDER = re.compile(rf"{LENGTHS}(?:_(\d+))?|{SWEEP}")
 PINNED, PACKAGE = "sdpa-flash", "flash-attn-2"
 "FlashAttention 2 in torch, the seed's FA2, and the package."
 SERIES = {PINNED: "fa2", PACKAGE: "fa2", "sage2": "sage2", "sparge": "sparge", "sparge-fp8": "sparge_fp8"}
+OTHERS = {"nheads_kv": "nheads", "headdim_v": "headdim", "window": "", "lengths": "", "grid": ""}
+"Axes that the seed does not have, and those that they usually equal."
 METRICS = {"time_ms": "time, ms", "tflops": "effective TFLOP/s"}
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 KEYWORD = b"attnbench seed-003"
@@ -68,6 +70,8 @@ class Point:
     map_seed: int = 0
     input: str = ""
     "values of q, k and v; empty if they are normal, as the seed's, or unknown"
+    other: str = ""
+    "axes of `OTHERS` that are not as in the seed: nheads_kv 8, window 128:0"
 
     @property
     def time_ms(self) -> float:
@@ -116,7 +120,7 @@ class Seed003(Layout):
     def console(self, run: Run) -> str:
         """Return one line for each point of the plots."""
         return "\n".join(
-            f"{point.series}: seq_len {point.seqlen}, causal {str(point.causal).lower()}, "
+            f"{', '.join(filter(None, (point.series, point.other)))}: seq_len {point.seqlen}, causal {str(point.causal).lower()}, "
             f"sparsity {point.actual_sparsity:g} %: {point.time_ms:.6g} ms, {point.tflops:.4g} TFLOP/s"
             for point in _points(run)
         )
@@ -147,15 +151,8 @@ def _points(run: Run) -> list[Point]:
         names = {own: name for own, name in SERIES.items() if own != PACKAGE}
     points = [_point(run, record, names) for record in records]
     if not points:
-        raise UsageError(
-            refusal(
-                NAME,
-                "records",
-                0,
-                "have a time, a length and a head size",
-                f"a run of the workload {' or '.join(WORKLOADS)} with as many keys as queries",
-            )
-        )
+        accepted = f"a run of the workload {' or '.join(WORKLOADS)} with as many keys as queries"
+        raise UsageError(refusal(NAME, "records", 0, "have a time, a length and a head size", accepted))
     return points
 
 
@@ -196,6 +193,18 @@ def _point(run: Run, record: Record, names: Mapping[str, str]) -> Point:
         block=str(case.get("block") or ""),
         map_seed=int(case.get("map_seed") or 0),
         input=inputs if (inputs := input_of(run, record) or "normal") != "normal" else "",
+        other=_others(case),
+    )
+
+
+def _others(case: Mapping[str, Any]) -> str:
+    """Return the axes of a case that the seed's cases do not have, in words."""
+    values = {
+        name: case.get(name) for name, like in OTHERS.items() if case.get(name) not in (None, "full", case.get(like))
+    }
+    return ", ".join(
+        f"{name} {':'.join(map(str, value)) if isinstance(value, list | tuple) else value}"
+        for name, value in values.items()
     )
 
 
@@ -233,8 +242,8 @@ def _pictures(points: Sequence[Point]) -> dict[str, tuple[str, list[Point]]]:
     return found
 
 
-def _place(point: Point) -> tuple[str, int, int, int, int, str]:
-    return point.series, point.batch, point.nheads, point.headdim, point.seqlen, point.dtype
+def _place(point: Point) -> tuple[str, int, int, int, int, str, str]:
+    return point.series, point.batch, point.nheads, point.headdim, point.seqlen, point.dtype, point.other
 
 
 # ── pictures ───────────────────────────────────────────────────────────────────────────────────────
@@ -251,7 +260,8 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
     except ImportError:
         raise Unavailable(f"{NAME}: module=vl_convert is not installed; pip install vl-convert-python") from None
     ways = sorted({point.map for point in points if point.map})
-    inputs = sorted({point.input for point in points if point.input})
+    inputs = sorted({f"input {point.input}" for point in points if point.input})
+    others = sorted({point.other for point in points if point.other})
     first = points[0]
     shape = ", ".join(
         f"{name} {', '.join(map(str, sorted({getattr(point, name) for point in points})))}"
@@ -273,7 +283,7 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
                 "mark": {"type": "line", "point": True},
                 "title": {
                     "text": f"{METRICS[metric]}, causal {str(first.causal).lower()}: {shape}",
-                    "subtitle": [*ways, *(f"input {one}" for one in inputs), DEFAULTS],
+                    "subtitle": [*ways, *inputs, *others, DEFAULTS],
                 },
                 "encoding": {
                     "x": {"field": "x", "type": "quantitative", "title": title, "scale": scale, "axis": axis},
@@ -304,7 +314,7 @@ def _lines(x: str, points: Sequence[Point]) -> list[str]:
         return str(getattr(point, name)) if name != "map" or given else ""
 
     shown = []
-    for name in ("batch", "nheads", "headdim", "dtype", "input", "map"):
+    for name in ("batch", "nheads", "headdim", "dtype", "other", "input", "map"):
         there: dict[tuple[str, float], set[str]] = {}
         for point in points:
             there.setdefault((point.series, point.seqlen), set()).add(value(point, name))
@@ -314,7 +324,11 @@ def _lines(x: str, points: Sequence[Point]) -> list[str]:
         ", ".join(
             [
                 point.series,
-                *(f"{name} {text}" if name != "map" else text for name in shown if (text := value(point, name))),
+                *(
+                    f"{name} {text}" if name not in ("map", "other") else text
+                    for name in shown
+                    if (text := value(point, name))
+                ),
             ]
         )
         for point in points
@@ -414,6 +428,8 @@ def _record(point: Point) -> Record:
         # The density of a map from a file is fixed.
         "density": None if "@" in point.pattern else round(1 - point.sparsity / 100, 2),
     }
+    others = dict(pair.split(" ", 1) for pair in point.other.split(", ") if " " in pair)
+    case |= {name: int(text) if text.isdecimal() else text for name, text in others.items() if name in OTHERS}
     if point.pattern:
         case |= {"block": point.block, "pattern": point.pattern, "map_seed": point.map_seed}
     backend = inner if point.map else f"dense[{inner}]"
