@@ -156,6 +156,7 @@ MISTAKES = [
     ("run --out ./file.txt", 2, r"output: path=file.txt/\S+ cannot be written \(.*\); .*"),
     ("run --resume nope", 2, r"attnbench run: RUN=nope is not there; a run file, or the id of one in results"),
     ("run --resume ./folder", 2, r"attnbench run: RUN=\./folder is a folder; a run file, or the id of one in results"),
+    ("run --resume /dev/null", 2, r"attnbench run: RUN=/dev/null is a pipe or a device; a run file, or the id .*"),
     ("run --resume ./cut.json", 2, r"cut\.json: line=.* is cut short; a run file written by attnbench run"),
     ("run --resume ./newer.json", 2, r"newer\.json: schema=99 is newer than this attnbench reads; .* upgrade .*"),
     ("run quick --resume ./cut.json", 2, r"attnbench run: --resume=\./cut\.json takes the plan .*, not SUITE; .*"),

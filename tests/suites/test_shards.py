@@ -169,6 +169,24 @@ def test_shards_that_are_damaged_or_were_cut_otherwise_lose_and_double_nothing()
         assert f"RUN={two} is damaged" in refused(first, dataclasses.replace(second, shard=shard))
 
 
+def test_a_command_with_a_quote_without_an_end_is_compared_by_its_words():
+    (one, first), (two, second) = shards(small_run(["x"], ["x"]), 2)
+    spoilt = [
+        dataclasses.replace(run, command=f"attnbench run 'small --backends {name}")
+        for run, name in ((first, "x"), (second, "y"))
+    ]
+    assert (
+        len(
+            merge(
+                [(one, spoilt[0]), (two, dataclasses.replace(second, command=spoilt[0].command))], run_id="0000000f"
+            ).records
+        )
+        == 2
+    )
+    with pytest.raises(UsageError, match="another --backends; "):
+        merge([(one, spoilt[0]), (two, spoilt[1])], run_id="0000000f")
+
+
 def test_a_cut_does_not_depend_on_which_backends_are_installed():
     cases = [["x"], ["x", "y", "z"], ["x", "y"], ["x"], ["x"]]
     homes = [

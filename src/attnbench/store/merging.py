@@ -104,7 +104,10 @@ def _asked(run: Run, flag: str) -> list[str]:
 
     Rows that a plan has for one request may differ with what is installed, so plans do not say whether it was the same.
     """
-    words = shlex.split(run.command)
+    try:
+        words = shlex.split(run.command)
+    except ValueError:  # of a file changed by hand: a quote without an end
+        words = run.command.split()
     return sorted(one for name, text in itertools.pairwise(words) if name == flag for one in text.split(","))
 
 
