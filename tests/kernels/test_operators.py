@@ -68,6 +68,49 @@ def test_a_compiled_layer_is_one_graph_of_any_length(apis, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_read_from_tensors_stays_in_one_graph(apis, family):
+    def run(x, weights, rows, ends):
+        q, k, v = (y.unflatten(-1, (2, 16)) for y in (x[rows] @ weights).chunk(3, -1))
+        n = ends.diff().max().item()
+        if family == "flash":
+            return apis["flash"].flash_attention(q, k, v, cu_seqlens_q=ends, max_seqlen_q=n, causal=True)[0]
+        if family == "dense":
+            return apis["dense"].hstu_attention(q, k, v, ends, n)
+        return apis["bsa"].hstu_bsa_attention(q, k, v, ends, n, block_size=16, block_counts=2)[0]
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        for n in (33, 47):
+            x, weights, _ = inputs(60)
+            given = x, weights, torch.arange(60) < n + 5, ints(0, 5, n + 5)
+            for found, truth in zip(*(with_gradient(one(*given), x) for one in (compiled, run)), strict=True):
+                torch.testing.assert_close(found, truth)
+        with pytest.raises(ValueError, match=r"max_seqlen(_q)?=-3 cannot be used|over the"):
+            compiled(x, weights, torch.arange(60) < 52, ints(0, -3, -6))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def with_gradient(out: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return out, torch.autograd.grad(out.sin().sum(), x)[0]
+
+
+@pytest.mark.parametrize("family", ["flash", "dense"])
+def test_a_layer_is_exported_for_lengths_without_an_end(apis, family):
+    rows, batch = torch.export.Dim("rows"), torch.export.Dim("batch")
+
+    class Layer(torch.nn.Module):
+        def forward(self, x, ends):
+            if family == "flash":
+                return apis["flash"].flash_attention(x, x, x, cu_seqlens_q=ends, max_seqlen_q=64, causal=True)[0]
+            return apis["dense"].hstu_attention(x, x, x, ends, 64)
+
+    given = torch.randn(40, 2, 16), ints(0, 7, 40)
+    exported = torch.export.export(Layer(), given, dynamic_shapes=({0: rows}, {0: batch})).module()
+    others = torch.randn(50, 2, 16), ints(0, 0, 9, 50)
+    assert torch.equal(exported(*others), Layer()(*others))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_layer_is_exported(apis, family):
     class Layer(torch.nn.Module):
         def forward(self, x, weights, ends):

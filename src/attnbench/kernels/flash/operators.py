@@ -13,9 +13,9 @@ from torch import Tensor
 
 from attnbench.kernels.flash.calls import call_of, given_backward, given_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
-from attnbench.kernels.flash.problem import check_device, lse_shape, problem_of
+from attnbench.kernels.flash.problem import check_device, lse_extents, problem_of
 from attnbench.kernels.shared.kept import Results
-from attnbench.kernels.shared.operators import Operator, no_second, save_nothing
+from attnbench.kernels.shared.operators import Operator, no_second, save_nothing, where_known
 
 TENSORS = "Tensor q, Tensor k, Tensor v"
 NUMBERS = (
@@ -52,24 +52,27 @@ def fake_forward(
     Raises:
         ValueError: as `flash_attention`, except for checks of addresses.
     """
-    problem = problem_of(
-        q,
-        k,
-        v,
-        causal=causal,
-        window=window,
-        scale=scale,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
+    with where_known():
+        problem = problem_of(
+            q,
+            k,
+            v,
+            causal=causal,
+            window=window,
+            scale=scale,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+        )
+        check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
+        if forward is not None:
+            given_forward(forward, q, v, problem)
+        if backward is not None:
+            given_backward(backward, q, v, deterministic)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(
+        lse_extents(q, packed=cu_seqlens_q is not None), dtype=torch.float32
     )
-    check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
-    if forward is not None:
-        given_forward(forward, q, v, problem)
-    if backward is not None:
-        given_backward(backward, q, v, deterministic)
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(lse_shape(q, problem), dtype=torch.float32)
 
 
 def run_backward(

@@ -216,7 +216,12 @@ def bounded(problem: Problem, bounds: tuple[int, int], *, causal: bool, window: 
 
 def lse_shape(q: Tensor, problem: Problem) -> tuple[int, int, int]:
     """[B, H, Sq], or packed [1, H, Tq]: shape of lse, fp32 and contiguous."""
-    if problem.packed:
+    return lse_extents(q, packed=problem.packed)
+
+
+def lse_extents(q: Tensor, *, packed: bool) -> tuple[int, int, int]:
+    """The same without a problem."""
+    if packed:
         return 1, q.shape[1], q.shape[0]
     return q.shape[0], q.shape[2], q.shape[1]
 

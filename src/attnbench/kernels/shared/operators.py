@@ -7,7 +7,8 @@ An eager call on plain tensors bypasses them, because a dispatch to Python costs
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,6 +83,20 @@ def refuse_in_operator(who: str, *, validate: bool, **configs: object) -> None:
     for name, config in configs.items():
         if config is not None:
             raise ValueError(f"{who}: {name} is given; None, the tuned default, in compiled code")
+
+
+@contextmanager
+def where_known() -> Iterator[None]:
+    """Checks of a fake kernel, which end at the first that depends on a value in a tensor: the call itself makes them all.
+
+    Such numbers are `offsets.diff().max().item()` and the rows of `x[mask]`; tracing has no value for them.
+    """
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    try:
+        yield
+    except GuardOnDataDependentSymNode:
+        pass
 
 
 def without_gradients(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

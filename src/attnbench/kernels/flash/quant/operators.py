@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.kernels.flash.problem import lse_shape
+from attnbench.kernels.flash.problem import lse_extents
 from attnbench.kernels.flash.quant.calls import call, check_device, config_for
 from attnbench.kernels.flash.quant.problem import quant_problem_of
-from attnbench.kernels.shared.operators import Operator, no_gradients, without_gradients
+from attnbench.kernels.shared.operators import Operator, no_gradients, where_known, without_gradients
 
 
 def run_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -38,20 +38,21 @@ def fake_forward(
     Raises:
         ValueError: as `flash_quant_attention`.
     """
-    problem = quant_problem_of(
-        q,
-        k,
-        v,
-        causal=causal,
-        scale=scale,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-    )
-    config_for(config, q)
-    check_device(q)
-    return q.new_empty(q.shape), q.new_empty(lse_shape(q, problem), dtype=torch.float32)
+    with where_known():
+        quant_problem_of(
+            q,
+            k,
+            v,
+            causal=causal,
+            scale=scale,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k,
+        )
+        config_for(config, q)
+        check_device(q)
+    return q.new_empty(q.shape), q.new_empty(lse_extents(q, packed=cu_seqlens_q is not None), dtype=torch.float32)
 
 
 FORWARD = Operator(

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from attnbench.kernels.hstu.bsa.calls import Numbers, call_of, checked
-from attnbench.kernels.hstu.bsa.inputs import BsaTensors
+from attnbench.kernels.hstu.bsa.inputs import BsaTensors, problem_of
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, saved_shapes
 from attnbench.kernels.shared.kept import Results
-from attnbench.kernels.shared.operators import Operator, no_second, save_nothing
+from attnbench.kernels.shared.operators import Operator, no_second, save_nothing, where_known
 
 TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? gates, Tensor offsets, Tensor? offsets_q, Tensor? num_targets"
 NUMBERS = (
@@ -57,7 +57,10 @@ def fake_forward(*arguments: Any) -> Results:
         ValueError: as `hstu_bsa_attention`, except for checks of addresses.
     """
     tensors, numbers = split_arguments(arguments)
-    p = checked(tensors, numbers)
+    with where_known():
+        checked(tensors, numbers)
+    # Of what may be unknown, nothing changes a shape.
+    p = problem_of(tensors, **numbers._asdict() | {"max_seqlen_q": 0, "alpha": 1.0, "scaling_seqlen": 1})
     shapes = saved_shapes(p, BsaConfig())
     new = tensors.q.new_empty
     saved = []

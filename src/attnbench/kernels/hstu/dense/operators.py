@@ -14,7 +14,7 @@ from attnbench.kernels.hstu.dense.calls import call_of, problem_of
 from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
 from attnbench.kernels.hstu.dense.problem import check_device
 from attnbench.kernels.shared.kept import Results
-from attnbench.kernels.shared.operators import Operator, no_second, save_nothing
+from attnbench.kernels.shared.operators import Operator, no_second, save_nothing, where_known
 
 TENSORS = "Tensor q, Tensor k, Tensor v"
 SEQUENCES = "Tensor offsets, Tensor? offsets_q, Tensor? num_targets"
@@ -61,22 +61,23 @@ def fake_forward(
     Raises:
         ValueError: as `hstu_attention`, except for checks of addresses.
     """
-    problem_of(
-        q=q,
-        k=k,
-        v=v,
-        offsets=offsets,
-        offsets_q=offsets_q,
-        num_targets=num_targets,
-        max_seqlen=max_seqlen,
-        max_seqlen_q=max_seqlen_q,
-        alpha=alpha,
-        scaling_seqlen=scaling_seqlen,
-        causal=causal,
-        contextual_len=contextual_len,
-        max_attn_len=max_attn_len,
-    )
-    check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
+    with where_known():
+        problem_of(
+            q=q,
+            k=k,
+            v=v,
+            offsets=offsets,
+            offsets_q=offsets_q,
+            num_targets=num_targets,
+            max_seqlen=max_seqlen,
+            max_seqlen_q=max_seqlen_q,
+            alpha=alpha,
+            scaling_seqlen=scaling_seqlen,
+            causal=causal,
+            contextual_len=contextual_len,
+            max_attn_len=max_attn_len,
+        )
+        check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
     return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
 
 

@@ -25,7 +25,7 @@ from attnbench.kernels.hstu.paged.calls import (
     step_of,
 )
 from attnbench.kernels.hstu.paged.problem import Step, check_step
-from attnbench.kernels.shared.operators import Operator, no_gradients, without_gradients
+from attnbench.kernels.shared.operators import Operator, no_gradients, where_known, without_gradients
 
 TABLE = "Tensor offsets, Tensor cached, Tensor indptr, Tensor indices, Tensor? num_targets"
 BOUNDS = "SymInt max_new, SymInt max_cached"
@@ -62,11 +62,12 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> T
     """
     step, after = split_arguments(rest)
     numbers = Numbers(*after)
-    check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
-    check_numbers(numbers.scaling_seqlen, numbers.alpha, numbers.splits)
-    if numbers.config is not None:
-        check_config(named(numbers.config), q, pool)
-    check_device(ATTENTION, q)
+    with where_known():
+        check_step(ATTENTION, {"q": q, "k": k, "v": v}, pool, step)
+        check_numbers(numbers.scaling_seqlen, numbers.alpha, numbers.splits)
+        if numbers.config is not None:
+            check_config(named(numbers.config), q, pool)
+        check_device(ATTENTION, q)
     return q.new_empty(q.shape)
 
 
@@ -83,8 +84,9 @@ def fake_append(k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> None:
         ValueError: as `hstu_paged_append` says.
     """
     step, _ = split_arguments(rest)
-    check_step(APPEND, {"k": k, "v": v}, pool, step)
-    check_device(APPEND, k)
+    with where_known():
+        check_step(APPEND, {"k": k, "v": v}, pool, step)
+        check_device(APPEND, k)
 
 
 FORWARD = Operator(
