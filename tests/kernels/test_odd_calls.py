@@ -92,6 +92,14 @@ def test_a_batch_of_vmap_is_taken_one_by_one_without_a_warning(apis, family, rec
     assert "performance drop" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("family", ["flash", "hstu.dense", "hstu.bsa"])
+def test_gradients_of_a_batch_at_once_are_refused_as_what_they_are(apis, family):
+    x = drawn(family).requires_grad_()
+    out = attention(apis, family)(x)
+    with pytest.raises(ValueError, match=r"^a tensor belongs to a transform .*; .* without is_grads_batched or"):
+        torch.autograd.grad(out, x, out.new_ones(3, *out.shape), is_grads_batched=True)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tensor_without_dense_memory_is_refused_in_one_line(apis, family):

@@ -172,9 +172,19 @@ def facts_of(*tensors: Tensor | None, jagged: Jagged = ()) -> Hashable:
     except (AttributeError, IndexError, TypeError):
         return object()
     except RuntimeError:
+        if any(isinstance(x, Tensor) and _is_transformed(x) for x in tensors):
+            raise ValueError(
+                "a tensor belongs to a transform such as torch.vmap; plain tensors, "
+                "and gradients one at a time, without is_grads_batched or vectorize=True"
+            ) from None
         layout = ", ".join(sorted({str(x.layout) for x in tensors if isinstance(x, Tensor)}))
         raise ValueError(f"a tensor has no memory that a kernel can read ({layout}); dense tensors") from None
     return (*facts, *switches(), card.stand_in)
+
+
+def _is_transformed(x: Tensor) -> bool:
+    functorch = torch._C._functorch  # "legacy" is the batch of `torch.autograd.grad(is_grads_batched=True)`
+    return functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x)
 
 
 def exact(*values: Any) -> tuple[Any, ...]:
