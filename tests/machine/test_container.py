@@ -136,6 +136,21 @@ def test_the_image_is_built_of_files_that_are_there_and_not_ignored():
     assert all((ROOT / name).exists() for name in copied)
 
 
+def test_the_interpreter_is_that_of_the_base_image_whichever_is_chosen():
+    text = (ROOT / "docker/Dockerfile").read_text()
+    (named,) = re.findall(r"--python (\S+)", text)
+    assert named == "/usr/local/bin/python3", "where images of python:3.x have it"
+
+
+def test_every_flag_of_the_command_lines_has_its_purpose():
+    text = (ROOT / "docs/containers.md").read_text().replace("\\\n", " ")
+    lines = re.findall(r"^docker run .*$", text, re.MULTILINE)
+    used = {word for line in lines for word in line.split() if re.match("--?[a-z]", word)}
+    rows = "".join(re.findall(r"^\| (`-.*?) \|", text, re.MULTILINE))
+    assert len(lines) == 2
+    assert used - set(re.findall(r"(?<=`)--?[a-z-]+", rows)) == set()
+
+
 def test_any_user_may_write_to_the_volumes():
     text = (ROOT / "docker/Dockerfile").read_text()
     volumes = json.loads(re.search(r"^VOLUME (.*)$", text, re.MULTILINE)[1])
