@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from attnbench.machine.device import CPU
 from attnbench.parallel.problem import FUNCTIONS, HSTU, SOFTMAX, Problem
 from attnbench.parallel.team import Session, Team, return_team, take_team
 from attnbench.workloads.attention_cp import WORKLOAD
-from waiting import alive, gone
+from waiting import alive, gone, until
 
 LENGTHS = [(64,), (1,), (3,), (127,), (129,), (1000,), (0, 7, 0), (300, 41, 0, 1, 63), (50, 50, 50)]
 "Odd and empty ones, under 2 W rows, cut and dealt whole."
@@ -192,6 +194,44 @@ def test_a_rank_that_dies_ends_its_team_with_its_signal():
     with pytest.raises(Crashed, match="have ended"):
         session.run()
     session.close()
+
+
+def test_nothing_remains_of_an_owner_that_is_ended_while_ranks_open(tmp_path):
+    words = [sys.executable, "-c", OPENING, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=child.environment()) as owner:
+        assert owner.stdout is not None
+        hanging = int(owner.stdout.readline())
+        try:
+            assert until(lambda: opened(owner.pid, tmp_path) == 4 or any(tmp_path.iterdir())), "it waits for rank 1"
+            owner.kill()
+            owner.wait(30)
+            assert list(tmp_path.iterdir()) == []
+        finally:
+            os.kill(hanging, signal.SIGKILL)
+
+
+def opened(pid: int, folder: Path) -> int:
+    """Files of a folder that a process has open."""
+    found = 0
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found += str(one.readlink()).startswith(str(folder))
+    return found
+
+
+OPENING = """
+import os, pathlib, signal, sys
+from attnbench.machine.device import CPU
+from attnbench.parallel import team as teams
+from attnbench.parallel.problem import Problem
+
+teams.SHARED_MEMORY = pathlib.Path(sys.argv[1])
+team = teams.Team("test", [CPU] * 2)
+hanging = team._ranks[1]._process.pid
+os.kill(hanging, signal.SIGSTOP)
+print(hanging, flush=True)
+teams.Session(team, "ring", Problem(lengths=(64,), heads=2, heads_kv=2, dim=16, dtype="float32", causal=True, scale=0.25))
+"""
 
 
 OWNER = """

@@ -47,13 +47,13 @@ class Rank:
         size = 2 * (l2_bytes(self.device) or 0) if self.device.on_gpu else 0
         self.flush = torch.empty(size, dtype=torch.uint8, device=self.group.device)
 
-    def open(self, form: str, problem: dict[str, Any], place: str) -> dict[str, Any]:
+    def open(self, form: str, problem: dict[str, Any], places: dict[str, str]) -> dict[str, Any]:
         """Open a problem; return what the owner has to know about this rank's part."""
         from attnbench.parallel.form import form_of
         from attnbench.parallel.team import map_whole
 
         told = Problem.of(problem)
-        self.whole = map_whole(place, told)
+        self.whole = map_whole(places, told)
         self.form = form_of(form)(told, self.group)
         self.phases = dict(self.form.phases())
         return {

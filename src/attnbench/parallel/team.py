@@ -1,12 +1,13 @@
 """The processes of one backend, a rank per device, and the requests of their owner.
 
-The owner writes the whole tensors to files that all ranks map; each rank copies its rows.  A request goes to every rank
-and ends when each has answered.  A rank that dies or raises ends the team.  There are no time limits here: a rank that
+The owner writes the whole tensors to unnamed files that all ranks map; each rank copies its rows.  A request goes to every
+rank and ends when each has answered.  A rank that dies or raises ends the team.  There are no time limits here: a rank that
 hangs runs into the caller's `--timeout`, and ending the owner ends the ranks, which exit when their pipe is closed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -153,10 +154,13 @@ class Session:
 
     def __init__(self, team: Team, form: str, problem: Problem) -> None:
         self.team, self.problem, self.dirty = team, problem, True
-        # The files are deleted once all have mapped them, so no memory remains however these processes end.
-        with tempfile.TemporaryDirectory(prefix="attnbench-", dir=_roomy(problem)) as place:
-            self.whole = map_whole(place, problem)
-            said = team.ask(do="open", form=form, problem=dataclasses.asdict(problem), place=place)
+        # The files have no names and are closed once all have mapped them: nothing remains however these processes end.
+        with contextlib.ExitStack() as opened:
+            folder = _roomy(problem)
+            files = {name: opened.enter_context(tempfile.TemporaryFile(dir=folder)) for name in problem.shapes()}
+            places = {name: f"/proc/{os.getpid()}/fd/{file.fileno()}" for name, file in files.items()}
+            self.whole = map_whole(places, problem)
+            said = team.ask(do="open", form=form, problem=dataclasses.asdict(problem), places=places)
         self.notes: tuple[str, ...] = tuple(dict.fromkeys(note for one in said for note in one["notes"]))
         self.phases: tuple[str, ...] = tuple(said[0]["phases"])
         self.sent_bytes = max(int(one["sent_bytes"]) for one in said)
@@ -191,8 +195,8 @@ class Session:
         self.whole.clear()
 
 
-def map_whole(place: str, problem: Problem) -> dict[str, Tensor]:
-    """Map the whole tensors as files of a folder: the same memory in every process."""
+def map_whole(places: Mapping[str, str], problem: Problem) -> dict[str, Tensor]:
+    """Map the whole tensors from their files, by name: the same memory in every process."""
     import math
 
     import torch
@@ -200,9 +204,7 @@ def map_whole(place: str, problem: Problem) -> dict[str, Tensor]:
     found = {}
     for name, shape in problem.shapes().items():
         size = math.prod(shape)
-        flat = torch.from_file(
-            str(Path(place) / name), shared=True, size=max(1, size), dtype=getattr(torch, problem.dtype)
-        )
+        flat = torch.from_file(places[name], shared=True, size=max(1, size), dtype=getattr(torch, problem.dtype))
         found[name] = flat[:size].view(shape)
     return found
 
