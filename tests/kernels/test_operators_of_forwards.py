@@ -84,6 +84,21 @@ def test_a_compiled_layer_is_one_graph_of_any_length(apis, family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_rows_that_a_mask_chooses_stay_in_one_graph(apis, family):
+    def run(x, weights, extra, rows):
+        return layer(apis, family)(x[rows], weights, extra)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    x, weights, extra = inputs(family, 75)
+    more = torch.cat([x, x])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for rows in (torch.arange(150) < 75, torch.arange(150) >= 75):
+            eager, other = copied((more, weights, extra)), copied((more, weights, extra))
+            assert torch.equal(run(*eager, rows), compiled(*other, rows))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_layer_is_exported(apis, family):
     class Layer(torch.nn.Module):
         def forward(self, x, weights, extra):

@@ -14,7 +14,7 @@ from torch import Tensor
 from attnbench.kernels.flash.sparse.calls import call, check_device, config_for
 from attnbench.kernels.flash.sparse.lists import BlockLists, ListTensors, MadeFor
 from attnbench.kernels.flash.sparse.problem import check_map, sparse_problem_of
-from attnbench.kernels.shared.operators import Operator, no_gradients, without_gradients
+from attnbench.kernels.shared.operators import Operator, no_gradients, where_known, without_gradients
 
 TENSORS = "Tensor q, Tensor k, Tensor v"
 LISTS = (
@@ -61,8 +61,9 @@ def fake_forward(
     Raises:
         ValueError: as `flash_sparse_attention`, except for checks of addresses.
     """
-    problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
-    check_map(block_map, problem, q.device)
+    with where_known():
+        problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
+        check_map(block_map, problem, q.device)
     return _results(q, k, v, block, causal, scale, config)
 
 
@@ -85,10 +86,11 @@ def fake_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
 def _results(
     q: Tensor, k: Tensor, v: Tensor, block: Any, causal: bool, scale: float | None, config: str | None
 ) -> Results:
-    problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
-    check_device(q)
-    if config is not None:
-        config_for(config, q, k, v, problem)
+    with where_known():
+        problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
+        check_device(q)
+        if config is not None:
+            config_for(config, q, k, v, problem)
     return empty_results(q)
 
 

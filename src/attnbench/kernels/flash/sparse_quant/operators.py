@@ -22,7 +22,7 @@ from attnbench.kernels.flash.sparse.operators import (
 from attnbench.kernels.flash.sparse.problem import check_map
 from attnbench.kernels.flash.sparse_quant.calls import call, check_device, config_for
 from attnbench.kernels.flash.sparse_quant.problem import problems_of, refused_here
-from attnbench.kernels.shared.operators import Operator, no_gradients, without_gradients
+from attnbench.kernels.shared.operators import Operator, no_gradients, where_known, without_gradients
 
 
 def fake_forward(
@@ -40,9 +40,10 @@ def fake_forward(
     Raises:
         ValueError: as `flash_sparse_quant_attention`, except for checks of addresses.
     """
-    problem, _ = problems_of(q, k, v, block=block, causal=causal, scale=scale)
-    with refused_here():
-        check_map(block_map, problem, q.device)
+    with where_known():
+        problem, _ = problems_of(q, k, v, block=block, causal=causal, scale=scale)
+        with refused_here():
+            check_map(block_map, problem, q.device)
     return _results(q, k, v, block, causal, scale, config)
 
 
@@ -65,9 +66,10 @@ def fake_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
 def _results(
     q: Tensor, k: Tensor, v: Tensor, block: Any, causal: bool, scale: float | None, config: str | None
 ) -> Results:
-    problem, _ = problems_of(q, k, v, block=block, causal=causal, scale=scale)
-    check_device(q)
-    config_for(config, q, problem)
+    with where_known():
+        problem, _ = problems_of(q, k, v, block=block, causal=causal, scale=scale)
+        check_device(q)
+        config_for(config, q, problem)
     return empty_results(q)
 
 
