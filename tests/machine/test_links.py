@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.cli import main
 from attnbench.errors import Unavailable
-from attnbench.machine import links
+from attnbench.machine import child, links
 from attnbench.machine.device import CPU, Device
 from attnbench.machine.links import Link, measure_links
 
@@ -48,9 +48,17 @@ def test_a_rank_that_dies_or_hangs_is_named_and_the_others_are_ended(monkeypatch
     monkeypatch.setattr(links, "MODULE", "attnbench.machine.link_rank")
     monkeypatch.setattr(links, "TIMEOUT_S", 0.05)
     with pytest.raises(
-        Unavailable, match=r"^x: device=cpu \(rank 0\) did not end within 0.05 s; every rank has to finish$"
+        Unavailable,
+        match=r"^x: device=cpu \(rank 0\), cpu \(rank 1\) did not end within 0.05 s; every rank has to finish$",
     ):
         measure_links("x", [CPU, CPU], [1.0])
+
+
+def test_a_rank_that_was_killed_is_named_where_another_has_ended_because_it_lost_it():
+    lost = child.Answer(None, "ended the process with code 1: Connection closed by peer", 1.0, 1)
+    killed = child.Answer(None, "crashed (SIGKILL)", 1.0, -9)
+    with pytest.raises(Unavailable, match=r"^x: device=cuda:1 \(rank 1\) crashed \(SIGKILL\); every rank"):
+        links._check("x", [Device("cuda", number) for number in range(3)], [lost, killed, None])
 
 
 @pytest.mark.parametrize(

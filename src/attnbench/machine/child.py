@@ -40,6 +40,8 @@ class Answer:
     end: str | None
     "'crashed (SIGSEGV)', 'ended the process with code 3: last words', 'did not end within 60 s'"
     seconds: float
+    code: int | None
+    "with which it ended, negative for a signal; None if it did not end"
 
 
 class Question:
@@ -73,9 +75,9 @@ class Question:
         if code is None and seconds < timeout_s:
             return None
         if self._answer.exists():
-            return Answer(json.loads(self._answer.read_text()), None, seconds)
+            return Answer(json.loads(self._answer.read_text()), None, seconds, code)
         end = f"did not end within {timeout_s:g} s" if code is None else self._death(code)
-        return Answer(None, end, seconds)
+        return Answer(None, end, seconds, code)
 
     def end(self) -> None:
         """Kill the child if it still runs, and every process it started."""

@@ -61,24 +61,40 @@ def measure_links(who: str, devices: Sequence[Device], sizes_mb: Sequence[float]
             words = (str(rank), names, str(Path(place) / "store"), ",".join(map(str, sizes_mb)))
             ranks.append(child.Question(MODULE, *words))
             closing.callback(ranks[-1].end)
-        answers = [None] * len(ranks)
+        answers: list[child.Answer | None] = [None]
         while None in answers:
-            for number, rank_process in enumerate(ranks):
-                found = rank_process.answer(TIMEOUT_S)
-                if found is not None and found.value is None:
-                    what = f"{devices[number]} (rank {number})"
-                    raise Unavailable(refusal(who, "device", what, str(found.end), "every rank has to finish"))
-                answers[number] = None if found is None else found.value
+            answers = [rank.answer(TIMEOUT_S) for rank in ranks]
+            _check(who, devices, answers)
             time.sleep(LOOK_S)
-    return _links(answers, len(devices))
+    return _links([one.value for one in answers if one is not None], len(devices))
 
 
-def _links(answers: Sequence[dict[str, list[float]] | None], count: int) -> list[Link]:
+def _check(who: str, devices: Sequence[Device], answers: Sequence[child.Answer | None]) -> None:
+    """Refuse ranks that ended without an answer, or whose time is up.
+
+    Of several that ended the one that was killed is named: the others lost it.  Of those that hang all are: some wait.
+
+    Raises:
+        Unavailable: with how it ended.
+    """
+    failed = {rank: one for rank, one in enumerate(answers) if one is not None and one.value is None}
+    if not failed:
+        return
+    codes = {rank: one.code for rank, one in failed.items() if one.code is not None}
+    named = [rank for rank, one in enumerate(answers) if rank in failed or one is None]
+    if codes:
+        named = [min(codes, key=codes.__getitem__)]  # that of a signal is negative
+    end = failed[named[0]].end if codes else next(iter(failed.values())).end
+    what = ", ".join(f"{devices[rank]} (rank {rank})" for rank in named)
+    raise Unavailable(refusal(who, "device", what, str(end), "every rank has to finish"))
+
+
+def _links(answers: Sequence[dict[str, list[float]]], count: int) -> list[Link]:
     """Return the links from the samples of all ranks, by operation and size; a sample is the slowest rank's."""
     found = []
-    for key in answers[0] or {}:
+    for key in answers[0]:
         operation, _, size = key.partition(" ")
-        slowest = [max(times) for times in zip(*((one or {})[key] for one in answers), strict=True)]
+        slowest = [max(times) for times in zip(*(one[key] for one in answers), strict=True)]
         peers = 1 if operation in (COPY, "exchange") else count - 1
         ms = median(slowest)
         found.append(Link(operation, float(size), ms, float(size) * MIB * peers / ms / 1e6))
