@@ -92,6 +92,20 @@ def test_a_batch_of_vmap_is_taken_one_by_one_without_a_warning(apis, family, rec
     assert "performance drop" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_jagged_tensor_is_told_how_it_is_packed(apis, compiled):
+    x = torch.nested.nested_tensor([torch.randn(3, 2, 16), torch.randn(5, 2, 16)], layout=torch.jagged)
+    flash, hstu = apis["flash"].flash_attention, apis["hstu.dense"].hstu_attention
+    for run in (lambda x: flash(x, x, x)[0], lambda x: hstu(x, x, x, x.offsets(), 5)):
+        torch._dynamo.reset()
+        call = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
+        with pytest.raises(
+            Exception, match=r"attnbench::\w+: q is a nested tensor; packed tensors, its values\(\) with"
+        ):
+            call(x)
+    assert hstu(x.values(), x.values(), x.values(), x.offsets(), 5).shape == (8, 2, 16)
+
+
 @pytest.mark.parametrize("family", ["flash", "hstu.dense", "hstu.bsa"])
 def test_gradients_of_a_batch_at_once_are_refused_as_what_they_are(apis, family):
     x = drawn(family).requires_grad_()

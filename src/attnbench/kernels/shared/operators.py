@@ -207,10 +207,15 @@ class Operator:
         """Call it through PyTorch's dispatcher.
 
         Raises:
-            ValueError: an argument is refused as by an eager call, or is a tensor that compiled code would have to read.
+            ValueError: an argument is refused as by an eager call, is nested, or is a tensor that compiled code would have
+                to read.
         """
         for at, name, types, listed in self._exact:
             x = arguments[at]
+            if isinstance(x, Tensor) and x.is_nested:
+                raise ValueError(
+                    f"{NAMESPACE}::{self.name}: {name} is a nested tensor; packed tensors, its values() with offsets()"
+                )
             if x is not None and not _is_exact(x, types, listed):
                 arguments = self._refused(arguments, at, name)
         return getattr(getattr(torch.ops, NAMESPACE), self.name).default(*arguments)
