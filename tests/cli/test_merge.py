@@ -26,3 +26,9 @@ def test_shards_are_run_and_merged_and_a_stopped_one_is_told(attnbench, sweep, s
     assert "are not among them; all 2 shards" in answer.err
     answer = attnbench(["run", "--resume", str(first), "--shard", "1/2"])
     assert (answer.code, answer.err.count("takes the plan of that run, not --shard")) == (2, 1)
+
+
+def test_a_plan_in_one_shard_is_merged_alone(attnbench, sweep, saved):
+    assert attnbench("run quick --seqlen 16 --no-causal --backends eager --device cpu --quiet --shard 1/1").code == 0
+    answer = attnbench(["merge", *map(str, saved()), "--no-save"])
+    assert (answer.code, answer.out) == (0, "quick: 1 shard, 1 of 1 rows\n")

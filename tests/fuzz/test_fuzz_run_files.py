@@ -28,7 +28,10 @@ def base():
         for item in records
     ]
     records.append(make_lost(make_case(seqlen=512), "eager", Status.OOM, "needs 48.0 GiB"))
-    return json.loads(runfile.dumps(make_run(records)))
+    data = json.loads(runfile.dumps(make_run(records)))
+    groups = [group["group"] for group in data["run"]["plan"]]
+    data["run"]["shard"] = {"index": 1, "count": 1, "groups": groups}  # the only one, so that it can be merged alone
+    return data
 
 
 def commands(path, other, source):
@@ -48,6 +51,8 @@ def commands(path, other, source):
     yield ["report", path, "--html", "x.html"]
     yield ["report", path, other, "--html", "x.html"]
     yield ["run", "--resume", path, "--dry-run"]
+    yield ["merge", path, "--no-save", "--json", "-"]
+    yield ["merge", path, other]
     if source.random() < 0.1:
         yield ["report", path, "--plots", "plots", "--x", source.choice(AXES) or "x"]
 

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         written += [target] if target != "-" else []
     rows, size = len(found.records), sum(len(group.backends) for group in found.plan)
     output.line(
-        f"{found.suite}: {len(args.runs)} shards, {rows} of {size} rows"
+        f"{found.suite}: {len(args.runs)} shard{'s' * (len(args.runs) > 1)}, {rows} of {size} rows"
         + f", written: {', '.join(written)}" * bool(written)
     )
     if rows < size and args.save:
