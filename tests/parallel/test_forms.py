@@ -170,13 +170,21 @@ def test_a_form_that_raises_ends_its_team_and_says_which_rank():
     session.close()
 
 
-def test_a_rank_that_was_killed_is_named_where_another_says_first_that_it_lost_it():
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        (lambda process: process.kill(), r"crashed \(SIGKILL\)"),
+        (lambda process: process.stdin.close(), "ended with code 0"),
+    ],
+    ids=["killed", "ended"],
+)
+def test_a_rank_that_ended_is_named_where_another_says_first_that_it_lost_it(ends, how):
     both = Team("test", [CPU] * 2)
     first, second = both._ranks
-    second._process.kill()
+    ends(second._process)
     second._process.wait(30)
     first.receive = lambda: {"error": "RuntimeError: Connection closed by peer"}
-    with pytest.raises(Crashed, match=r"test: rank=1 of 2 on cpu crashed \(SIGKILL\)"):
+    with pytest.raises(Crashed, match=f"test: rank=1 of 2 on cpu {how}"):
         both._answer(first)
     assert both.ended
 

@@ -101,8 +101,8 @@ class Team:
     def _answer(self, rank: _Rank) -> dict[str, Any]:
         answer = rank.receive()
         if answer is not None and "error" in answer:
-            # One that was killed is why the others raise: they lost it.
-            rank, answer = next(((one, None) for one in self._ranks if one.was_killed()), (rank, answer))
+            # One that has ended is why the others raise, which serve on: they lost it.
+            rank, answer = next(((one, None) for one in self._ranks if one.has_ended()), (rank, answer))
         what = f"{rank.number} of {len(self._ranks)} on {self.devices[rank.number]}"
         if answer is None:
             reason = refusal(self.who, "rank", what, rank.death(), "every rank has to answer")
@@ -264,9 +264,9 @@ class _Rank:
         line = self.answers.readline()
         return dict(json.loads(line)) if line.endswith("\n") else None
 
-    def was_killed(self) -> bool:
-        """Whether a signal has ended it."""
-        return (self._process.poll() or 0) < 0
+    def has_ended(self) -> bool:
+        """Whether the process has ended, by a signal or by itself; one that raises does not."""
+        return self._process.poll() is not None
 
     def death(self) -> str:
         """Describe how it ended."""
