@@ -120,9 +120,9 @@ class Seed003(Layout):
     def console(self, run: Run) -> str:
         """Return one line for each point of the plots."""
         return "\n".join(
-            f"{', '.join(filter(None, (point.series, point.other)))}: seq_len {point.seqlen}, causal {str(point.causal).lower()}, "
-            f"sparsity {point.actual_sparsity:g} %: {point.time_ms:.6g} ms, {point.tflops:.4g} TFLOP/s"
-            for point in _points(run)
+            f"{one.series}{one.other and ', ' + one.other}: seq_len {one.seqlen}, causal {str(one.causal).lower()}, "
+            f"sparsity {one.actual_sparsity:g} %: {one.time_ms:.6g} ms, {one.tflops:.4g} TFLOP/s"
+            for one in _points(run)
         )
 
     def notes(self, run: Run) -> tuple[str, ...]:
