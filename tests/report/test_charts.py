@@ -271,23 +271,25 @@ def test_a_line_ends_where_its_backend_does():
     assert to_names["strokeDash"] == [1, 3], "dotted: it is no data"
 
 
-def test_sparsity_has_folders_of_its_own():
-    records = [
-        dataclasses.replace(record, case={**record.case, "sparsity": share})
-        for share in (0.0, 0.3)
-        for record in sweep()
-        if record.case["headdim"] == 64
-    ]
+def test_omitted_blocks_have_folders_of_their_own():
     records = [
         dataclasses.replace(
             record,
-            case_id=f"{record.case_id}-{record.case['sparsity']}",
-            group=f"{record.group}-{record.case['sparsity']}",
+            case={**record.case, "density": share},
+            case_id=f"{record.case_id}-{share}",
+            group=f"{record.group}-{share}",
         )
-        for record in records
+        for share in (1.0, 0.7)
+        for record in sweep()
+        if record.case["headdim"] == 64
     ]
     found = of(figures([make_run(records)]), "length")
-    assert {one.folder for one in found} == {"seq_len_plots", "seq_len_plots_30"}
+    assert {f"{one.folder}/{one.name}" for one in found} == {
+        f"seq_len_plots{end}/{what}_causal_{causal}"
+        for end in ("", "_30")
+        for what in ("time_ms", "tflops")
+        for causal in ("false", "true")
+    }
 
 
 def test_the_winner_is_named_only_where_it_has_won():

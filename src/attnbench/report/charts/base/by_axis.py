@@ -123,7 +123,8 @@ def figure_over(
 def file_name(panel: Panel, x: Quantity, metric: Quantity) -> str:
     """``time_ms_causal_false``; for another axis than the length ``time_ms_actual_sparsity_seq32768_causal_false``."""
     if x.column == CASE + LENGTH:
-        return slug(metric.short) + panel.ending
+        told = {axis: value for axis, value in panel.fixed.items() if axis != "density"}  # its folder says it
+        return slug(metric.short) + dataclasses.replace(panel, fixed=told).ending
     lengths = {table.case.get(LENGTH) for table in panel.tables}
     length = f"_seq{slug(*lengths)}" if len(lengths) == 1 and None not in lengths else ""
     rest = {axis: value for axis, value in panel.fixed.items() if axis != LENGTH}
@@ -132,9 +133,10 @@ def file_name(panel: Panel, x: Quantity, metric: Quantity) -> str:
 
 def _folder(panel: Panel, x: Quantity) -> str:
     """Folder as in the seed documents' scripts; for lengths one per share of omitted blocks: ``_30``."""
-    share = panel.tables[0].case.get("sparsity") if x.short == LENGTH else None
+    density = panel.tables[0].case.get("density")
+    omitted = round(100 * (1 - density), 4) if x.short == LENGTH and is_number(density) else 0
     name = FOLDERS.get(x.short, f"{slug(x.short)}_plots")
-    return f"{name}_{round(100 * share)}" if is_number(share) and share else name
+    return f"{name}_{omitted:g}" if omitted else name
 
 
 def _alt(points: Sequence[Point], x: Quantity, metric: Quantity) -> str:
