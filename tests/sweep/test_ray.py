@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import secrets
 import signal
 import socket
@@ -215,6 +216,19 @@ def test_an_address_that_nobody_answers_is_one_line():
 
     with pytest.raises(UsageError, match=r"^attnbench run: --address=here cannot be used; HOST:PORT of a Ray cluster$"):
         ray_executors("here", CPU, [], wait=True)
+    for wrong in (
+        "127.0.0.1:6379:1",
+        ":6379",
+        "[]:6379",
+        "::1:6379",
+        "[host]:1",
+        "host:0",
+        "host:65536",
+        "a b:1",
+        "host:٣",
+    ):
+        with pytest.raises(UsageError, match=rf"--address={re.escape(wrong)} cannot be used; HOST:PORT"):
+            ray_executors(wrong, CPU, [], wait=True)
     with pytest.raises(UsageError, match=r"--address=ray://127\.0\.0\.1:1 cannot be used"):
         ray_executors("ray://127.0.0.1:1", CPU, [], wait=True)
     with pytest.raises(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
+import time
+import zipfile
+
+from attnbench.sweep import ray_actor
 
 SCRIPT = """
 import os
@@ -35,3 +40,17 @@ def test_a_worker_gets_the_threads_and_the_niceness_of_its_machine():
 
 def test_what_the_machine_was_given_stays():
     assert seen(OMP_NUM_THREADS="7")[0] == "7 None 3"
+
+
+def test_code_that_no_actor_used_for_long_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as packed:
+        packed.writestr("attnbench/__init__.py", "")
+    places = [ray_actor._unpacked(data.getvalue(), name) for name in ("first", "second")]
+    long_ago = time.time() - 1 - ray_actor.KEPT_DAYS * 86400
+    for place in places:
+        os.utime(place, (long_ago, long_ago))
+    assert ray_actor._unpacked(b"", "first") == places[0], "used again"
+    assert (ray_actor._unpacked(data.getvalue(), "third") / "attnbench/__init__.py").is_file()
+    assert [place.is_dir() for place in places] == [True, False]

@@ -6,6 +6,7 @@ and the libraries of the backends, but no attnbench.  It never uses CUDA: the wo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -13,12 +14,15 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
 
 SET_BY_RAY = ("OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 """Variables that Ray sets in an actor: one OpenMP thread, and its debugger."""
+KEPT_DAYS = 30
+"""Longer than any run: a folder in use must not go."""
 
 
 class RemoteExecutor:
@@ -106,12 +110,20 @@ def as_its_raylet() -> str | None:
 
 
 def _unpacked(code: bytes, digest: str) -> Path:
-    """Return the folder of the package, unpacked once per machine: in the user's own cache, writable by nobody else."""
+    """Return the folder of the package, unpacked once per machine: in the user's own cache, writable by nobody else.
+
+    Folders that no actor has used for `KEPT_DAYS` are removed.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnbench" / "code"
     place = cache / digest
     if place.is_dir():
+        os.utime(place)
         return place
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for old in cache.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another actor of this machine removes them too
+            if time.time() - old.stat().st_mtime > KEPT_DAYS * 86400:
+                shutil.rmtree(old, ignore_errors=True)
     draft = Path(tempfile.mkdtemp(dir=cache))
     with zipfile.ZipFile(io.BytesIO(code)) as packed:
         packed.extractall(draft)

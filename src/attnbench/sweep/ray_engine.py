@@ -30,6 +30,7 @@ from attnbench.sweep import ray_actor
 from attnbench.sweep.device_worker import Stopped, check_kept, check_requested
 from attnbench.sweep.executor import ExecutorLost, Measured, OnProgress, Progress
 
+ADDRESS = re.compile(r"(?:(?P<host>[^][:/\s]+)|\[(?P<ipv6>[0-9a-fA-F:.%]+)\]):(?P<port>[0-9]{1,5})", re.ASCII)
 ANSWER_S = 5.0
 """Time limit for a connection to the address."""
 START_S = 60.0
@@ -280,10 +281,10 @@ def _own_sigterm() -> Iterator[None]:
 
 def _connected(address: str) -> tuple[Any, Head]:
     """Connect to a cluster; return the ray module and the cluster's head."""
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")  # IPv6
-    if not host or "/" in host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+    found = ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found["port"]) < 65536:
         raise UsageError(refusal(WHO, "--address", address, "cannot be used", "HOST:PORT of a Ray cluster"))
+    host, port = found["host"] or found["ipv6"], found["port"]
     for name, value in SURROUNDINGS.items():
         os.environ.setdefault(name, value)
     try:
