@@ -134,7 +134,7 @@ def file_name(panel: Panel, x: Quantity, metric: Quantity) -> str:
 def _folder(panel: Panel, x: Quantity) -> str:
     """Folder as in the seed documents' scripts; for lengths one per share of omitted blocks: ``_30``."""
     density = panel.tables[0].case.get("density")
-    omitted = round(100 * (1 - density), 4) if x.short == LENGTH and is_number(density) else 0
+    omitted = round(100 * (1 - (density or 1)), 4) if x.short == LENGTH and is_number(density) else 0
     name = FOLDERS.get(x.short, f"{slug(x.short)}_plots")
     return f"{name}_{omitted:g}" if omitted else name
 
