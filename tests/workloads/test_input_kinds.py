@@ -168,6 +168,12 @@ def test_a_file_sets_the_shape_of_a_run(saved, dtype):
     }
     with pytest.raises(UsageError, match=r"has k of shape \[3\]; \[batch, rows, heads, dims\]"):
         case_ids(saved(k=torch.ones(3)), "quick")
+    with pytest.raises(UsageError, match=r"has k of shape \[2, 9, 2, 32\]; \[2, 1024, 2, 32\]"):
+        case_ids(saved(k=torch.ones(2, 9, 2, 32)), "quick")
+    with pytest.raises(UsageError, match=r"has v of shape \[3, 1024, 2, 32\]; \[2, 1024, 2, 32\]"):
+        case_ids(saved(v=torch.ones(3, 1024, 2, 32)), "quick")
+    with pytest.raises(UsageError, match=r"sparse: input=captured.safetensors@.* has v of 16 dims; 32, as q and k"):
+        case_ids(saved(v=torch.ones(2, 1024, 2, 16)), "sparse")
 
 
 def case_ids(name, suite, **axes):

@@ -39,7 +39,7 @@ def axes_of(name: str) -> dict[str, int]:
     """Return the axes that a file sets: the shape of its tensors, q [B, Sq, H, D], k [B, Sk, G, D] and v [B, Sk, G, Dv].
 
     Raises:
-        UsageError: as `read_captured`, or a tensor has another number of dimensions.
+        UsageError: as `read_captured`, or a tensor has another number of dimensions; k or v does not fit the others.
     """
     with _opened(name, "numpy") as file:
         shapes = {one: tuple(file.get_slice(one).get_shape()) for one in NAMES}
@@ -48,6 +48,10 @@ def axes_of(name: str) -> dict[str, int]:
             raise _wrong(name, f"has {one} of shape {list(shape)}", "[batch, rows, heads, dims]")
     batch, seqlen, nheads, headdim = shapes["q"]
     _, seqlen_k, nheads_kv, headdim_v = shapes["v"]
+    fitting = {"k": (batch, seqlen_k, nheads_kv, headdim), "v": (batch, seqlen_k, nheads_kv, headdim_v)}
+    for one, shape in fitting.items():
+        if shapes[one] != shape:
+            raise _wrong(name, f"has {one} of shape {list(shapes[one])}", f"{list(shape)}")
     return {
         "batch": batch,
         "seqlen": seqlen,

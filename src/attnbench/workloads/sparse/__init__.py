@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from attnbench.errors import UsageError, unknown
+from attnbench.errors import UsageError, refusal, unknown
 from attnbench.record import Work
 from attnbench.workloads.base import ATTENTION_KINDS, Choice, Draw, OutputKind, Workload
 from attnbench.workloads.sparse.axes import AXES
@@ -95,10 +95,18 @@ class SparseWorkload(Workload[SparseCase, "SparseInputs"]):
         return make_inputs(case, seed=seed, kind=kind, device=device)
 
     def captured_axes(self, name: str) -> Mapping[str, int]:
-        """Return the shape of a file's tensors."""
+        """Return the shape of a file's tensors.
+
+        Raises:
+            UsageError: the file cannot be used, or its values have other dims than its queries.
+        """
         from attnbench.workloads.attention.captured import axes_of
 
-        return {axis: size for axis, size in axes_of(name).items() if axis != "headdim_v"}
+        found = axes_of(name)
+        dims, of_values = found["headdim"], found.pop("headdim_v")
+        if of_values != dims:
+            raise UsageError(refusal(self.name, "input", name, f"has v of {of_values} dims", f"{dims}, as q and k"))
+        return found
 
     def notes_of(self, inputs: SparseInputs) -> Sequence[str]:
         """Return which rows of captured tensors are all 0."""
