@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 STANDARD = (0, 1, 2)
-UNUSED = 100
-"""No process here has handles with this number or a higher one."""
 MOST = 1 << 20
 """Bytes of a request."""
 
@@ -102,8 +100,10 @@ def work(request: dict[str, Any], handles: list[int]) -> int:
     from attnbench.worker import protocol, serve
 
     os.setsid()
-    received = [fcntl.fcntl(handle, fcntl.F_DUPFD, UNUSED) for handle in handles]
-    os.closerange(len(STANDARD), UNUSED)
+    # Aside first: the numbers that were received may be those that others are to have.
+    aside = 1 + max(*handles, *request["numbers"])
+    received = [fcntl.fcntl(handle, fcntl.F_DUPFD, aside) for handle in handles]
+    os.closerange(len(STANDARD), aside)
     for handle, number in zip(received, request["numbers"], strict=True):
         os.dup2(handle, number)
         os.close(handle)

@@ -5,9 +5,11 @@ Each test is one run: `honest`, the bad ones, `honest-too`, and a second group a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
+from pathlib import Path
 
 import pytest
 from small_runs import FAKES, MISBEHAVING, by_name, small_run
@@ -238,6 +240,18 @@ def test_a_harmful_baseline_is_left_out_beside_the_others(log):
     assert found["honest-too"].speedup
     assert not found["harmed"].speedup
     assert "no speed-up: measured without the baseline" in found["harmed"].notes
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_forked_worker_starts_whatever_numbers_its_handles_have():
+    """A process that has run thousands of tests has a hundred open ones."""
+    with contextlib.ExitStack() as held:
+        for first in range(90, 110, 2):
+            while (handle := held.enter_context(Path(os.devnull).open()).fileno()) < first:
+                pass
+            assert handle >= first
+            with Worker(CPU) as worker:
+                assert worker.start() is None
 
 
 @pytest.mark.usefixtures("forked_workers")
