@@ -483,7 +483,7 @@ def test_one_request_of_a_rate_is_one_request(capsys: pytest.CaptureFixture[str]
 
 def test_an_interrupted_load_is_not_held_against_the_rate_asked_for() -> None:
     point = dataclasses.replace(example().points[0], asked_rate=100.0, offered_rate=130.0, interrupted=False)
-    said = "offered 130/s, +30.0 % from the rate asked for"
+    said = "offered +30.0 % from the rate asked for, 130/s"
     for interrupted in (False, True):
         run = dataclasses.replace(example(), points=(dataclasses.replace(point, interrupted=interrupted),))
         assert any(said in note for note in notes(run)) != interrupted
@@ -501,6 +501,13 @@ def test_a_note_that_many_loads_share_is_said_once_with_the_worst() -> None:
         "server 200/s and 2 more loads: above capacity: 140 requests had no answer when the last one arrived"
     ]
     assert sum("unknown user" in note for note in said) == 3, "requests that were refused are counted load by load"
+    late = [
+        dataclasses.replace(one, late=dataclasses.replace(one.late, p99=p99), offered_rate=one.asked_rate * rate)
+        for one, p99, rate in zip(loads, (9.5, 12.5, 3.5), (1.02, 0.9, 1.05), strict=True)
+    ]
+    said = notes(dataclasses.replace(run, points=late))
+    assert any(note.startswith("server 200/s and 2 more loads: the generator was late, p99 12.5") for note in said)
+    assert "server 200/s and 2 more loads: offered -10.0 % from the rate asked for, 180/s" in said
     said = notes(dataclasses.replace(run, points=loads[:2]))
     assert any(note.startswith("server 200/s and 1 more load: above capacity") for note in said)
 

@@ -17,7 +17,8 @@ ASKED = "asked/s"
 "Title of the column that distinguishes loads of one scenario."
 ENOUGH = 100
 "Fewest requests of which one may be late if 99 % must be in time."
-NUMBER = r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?"
+NUMBER = r"(?<![A-Za-z\d.])[+-]?\d+(\.\d+)?(e[+-]?\d+)?"
+"Numbers of a note; the 99 of p99 is none. The first is the one that says how bad it is."
 LATE_MS, RATE_OFF = 1.0, 0.01
 "Deviation of the generator itself above which a note is given."
 
@@ -222,8 +223,8 @@ def _of_generator(point: Point) -> list[str]:
     whole = not point.interrupted  # no rate was requested for a part of the schedule
     if whole and point.asked_rate and point.offered_rate and abs(point.offered_rate / point.asked_rate - 1) > RATE_OFF:
         found.append(
-            f"offered {point.offered_rate:.4g}/s, {100 * (point.offered_rate / point.asked_rate - 1):+.1f} % "
-            "from the rate asked for"
+            f"offered {100 * (point.offered_rate / point.asked_rate - 1):+.1f} % from the rate asked for, "
+            f"{point.offered_rate:.4g}/s"
         )
     return found
 

@@ -142,7 +142,8 @@ class StepGraphs:
             bucket = self._bucket(sizes)
             self._on_device(requests, histories, step, bucket, after=0)
             if self.cache.reload and len(self.cache.host):
-                self._graph(bucket, step, waits=True, new=True)
+                with torch.cuda.device_of(self.model.tokens.positions):
+                    self._graph(bucket, step, waits=True, new=True)
 
     def run(self, requests: Sequence[Request], histories: Sequence[np.ndarray], step: CacheStep) -> Tensor:
         """Return logits [candidates, tasks] of a step; the next step may overwrite them, because graphs share memory.
