@@ -219,12 +219,25 @@ def test_defaults_are_valid_on_their_cards():
             )
             assert major == 0 or fault(parse(row["config"]), shape) is None, row
         assert parse(row["config"]).order != "ahead"
-        assert set(row) <= {"cards", "item_bytes", "dim", "seqlen", "rounds", "right", "config", "card", "date"}
+        assert set(row) <= {
+            "cards",
+            "item_bytes",
+            "dim",
+            "seqlen",
+            "rounds",
+            "right",
+            "triton",
+            "config",
+            "card",
+            "date",
+        }
         assert ("card" in row) == ("date" in row)
 
 
 NARROW, SHORT = "m192n128w12s2-tma-ws-deep-lazy-ticket-l16", "m128n128w8s2-tma-ws-deep-lazy-ticket-l16"
 PIECES, WIDE_PIECES = "m128n128w8s3-tma-ws-lazy-pieces-double-ticket-l16", "m128n64w8s2-tma-ws-pieces-ticket-l16"
+TWO_STAGES = "m128n128w8s2-tma-ws-lazy-pieces-ticket-l16"
+ONE_RING = "m128n128w8s3-tma-ws-joint-lazy-pieces-ticket-l16"
 LONG_ROWS, WIDE = "m128n128w8s2-tma-ws-deep-lazy-ticket-l16", "m128n64w8s2-tma-ws-split-ticket-l16"
 
 
@@ -235,7 +248,8 @@ LONG_ROWS, WIDE = "m128n128w8s2-tma-ws-deep-lazy-ticket-l16", "m128n64w8s2-tma-w
         (64, "m192n128w12s3-tma-pp-ticket", NARROW, SHORT),
         (96, PIECES, PIECES, "m128n128w8s2-tma-ws-ticket-l16"),
         (128, LONG_ROWS, LONG_ROWS, "m128n128w8s2-tma-ws-ticket-l16"),
-        (192, WIDE_PIECES, WIDE_PIECES, WIDE_PIECES),
+        (160, TWO_STAGES, TWO_STAGES, TWO_STAGES),
+        (192, ONE_RING, ONE_RING, WIDE_PIECES),
         (256, WIDE, WIDE, WIDE),
     ],
 )
@@ -244,6 +258,15 @@ def test_on_hopper_the_default_is_its_own_kernel(dim, causal, others, short):
     assert forward_config(*given_, 4096, right=True, hopper=True).short == causal
     assert forward_config(*given_, 4096, right=False, hopper=True).short == others
     assert forward_config(*given_, 1024, right=True, hopper=True).short == short
+    for later in ((3, 7), (3, 9), (3, 10), (4, 0)):
+        late = forward_config(*given_, 4096, right=True, hopper=True, triton=later).short
+        assert late == (WIDE_PIECES if dim in (160, 192) else causal), (
+            "Triton 3.6 is the latest that compiles them well"
+        )
+    assert forward_config(*given_, 4096, right=True, hopper=True, triton=(3, 6)).short == causal
+    if dim == 160:
+        assert forward_config(*given_, 512, right=True, hopper=True).short == WIDE_PIECES
+        assert forward_config(*given_, 512, right=False, hopper=True).short == others
     for capability, item_bytes, hopper in (
         ((9, 0), 2, False),
         ((9, 0), 4, True),

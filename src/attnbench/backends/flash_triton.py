@@ -51,6 +51,7 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
 
     def shape(self, case: AttentionCase, capability: tuple[int, int]) -> Shape:
         """What its configurations depend on."""
+        from attnbench.kernels.flash.config.defaults import installed_triton
         from attnbench.kernels.flash.config.family import Shape
 
         return Shape(
@@ -64,6 +65,7 @@ class FlashTriton(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
             capability=capability,
             repeats=case.group_size,
             heads=case.batch * case.nheads,
+            triton=installed_triton(),
         )
 
     def attend(self, case: AttentionCase, device: device) -> Attention:

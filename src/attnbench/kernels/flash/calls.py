@@ -12,7 +12,7 @@ from torch import Tensor
 from attnbench.kernels.flash.backward import launch_backward, workspace_of
 from attnbench.kernels.flash.config.backward import BackwardConfig, backward_config, nearest_backward
 from attnbench.kernels.flash.config.decode import decode_config, is_decode
-from attnbench.kernels.flash.config.defaults import forward_config
+from attnbench.kernels.flash.config.defaults import forward_config, installed_triton
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
 from attnbench.kernels.flash.config.space import Shape, ahead_fault, decode_fault, hopper_fault, nearest
 from attnbench.kernels.flash.forward import launch_forward
@@ -60,6 +60,7 @@ def default_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Forwar
         right=problem.right is not None,
         grid=Grid(problem.batch * q.shape[-2], problem.max_seqlen_q, processors(q)),
         hopper=block_d == block_v >= 32 and _hopper_takes(q, k, v),
+        triton=installed_triton(),
     )
 
 

@@ -304,6 +304,7 @@ class Defaults:
             "block_k": eq,
             "right": eq,
             "packed": eq,
+            "triton": ge,  # the latest release that is known to compile it well
         }
     )
 

@@ -5,16 +5,29 @@ Can be imported without torch and Triton.
 
 from __future__ import annotations
 
-from functools import lru_cache
+import re
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from importlib import metadata
 from pathlib import Path
 
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
 from attnbench.kernels.shared.configs import Defaults
 from attnbench.kernels.shared.tiling import Grid
 
-__all__ = ["TABLE", "forward_config"]
+__all__ = ["TABLE", "forward_config", "installed_triton"]
 
 TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
+
+
+@cache
+def installed_triton() -> tuple[int, int] | None:
+    """Major and minor version of the installed Triton; None without one."""
+    try:
+        found = re.match(r"(\d+)\.(\d+)", metadata.version("triton"))
+    except metadata.PackageNotFoundError:
+        return None
+    return (int(found[1]), int(found[2])) if found else None
 
 
 @lru_cache(maxsize=1024)  # depends on the shape: not cached, because there may be very many shapes
@@ -27,6 +40,7 @@ def forward_config(
     right: bool,
     grid: Grid | None = None,
     hopper: bool = False,
+    triton: tuple[int, int] | None = None,
 ) -> ForwardConfig:
     """Tuned default of the forward.
 
@@ -38,7 +52,9 @@ def forward_config(
         right: whether the mask has a right bound, as with causal.
         grid: of the call; None: more tiles than any card has SMs.
         hopper: whether hopper.forward supports the tensors; otherwise its orders are not used.
+        triton: version that compiles it; None: one that every row is for.
     """
+    compiler: Mapping[str, list[int]] = {} if triton is None else {"triton": list(triton)}
     return TABLE.first(
         "forward",
         ForwardConfig,
@@ -49,4 +65,5 @@ def forward_config(
         right=right,
         grid=grid,
         also=lambda config: hopper or config.order not in HOPPER,
+        **compiler,
     )

@@ -62,6 +62,7 @@ class _Forward(Part[Shape]):
             right=shape.right,
             grid=shape.grid,
             hopper=hopper,
+            triton=shape.triton,
         )
         # Rows that are not a multiple of 16 bytes are loaded by pointers.
         return replace(config, loads="pointer").short if _odd(shape) else config.short

@@ -33,6 +33,8 @@ class Shape:
     "query heads of a KV head"
     heads: int | None = None
     "query heads of all sequences; None: more than any card has SMs"
+    triton: tuple[int, int] | None = None
+    "version that compiles it; None: one that every default is for"
 
     @property
     def decodes(self) -> bool:
