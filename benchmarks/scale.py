@@ -2,7 +2,8 @@
 
     python benchmarks/scale.py OUT sweep [--address HOST:PORT]       two GPUs, with an address also both through Ray
     python benchmarks/scale.py OUT neighbour [--rounds 1,2,3]        two GPUs, the second one loaded
-    python benchmarks/scale.py OUT ray --address HOST:PORT [--rounds 1,2]    one GPU
+    python benchmarks/scale.py OUT ray --address HOST:PORT [--rounds 1,2]    one GPU: whole runs by either engine
+    python benchmarks/scale.py OUT turns --address HOST:PORT         one GPU: each group by both engines, in turn
     python benchmarks/scale.py OUT sweep ray neighbour --address HOST:PORT --dry-run    how long each takes
 
 Every run is added to OUT/scaled.json when it ends: parts and rounds may be measured by commands of their own, in any
@@ -28,12 +29,12 @@ import scale_tables
 
 from attnbench.machine.device import Device
 from attnbench.presentation.gpus import spread_of_gpus
-from attnbench.record import PlannedGroup, Run, to_dict
+from attnbench.record import PlannedGroup, Run, Settings, to_dict
 from attnbench.store.environments import gpu_of
 from attnbench.store.runfile import new_id, now
 from attnbench.suites.load import load_suite
 from attnbench.suites.plan import Request, build
-from attnbench.sweep.executor import DeviceExecutor, Executor, OnProgress
+from attnbench.sweep.executor import DeviceExecutor, Executor, Measured, OnProgress
 from attnbench.sweep.run import Event, execute
 
 SUITE = """
@@ -53,7 +54,9 @@ BESIDE = 10
 WARM_UP = 4
 """Groups of the run before each part and round by each engine, which is not kept: libraries, Ray's too, are read from disk,
 and GPUs are warm."""
-ROUNDS = {"sweep": 1, "ray": 2, "neighbour": 3}
+TURNS = 11
+"""Groups that both engines measure in turn, the first of which starts their workers."""
+ROUNDS = {"sweep": 1, "ray": 2, "turns": 1, "neighbour": 3}
 START_S, RAY_START_S, OVERHEAD_S = 9.0, 12.0, 0.55
 """What a run takes before its first group by either engine, and a group beside its sampling; measured on two H200."""
 BURN = """
@@ -81,24 +84,38 @@ class Step:
     part: str
     round: int
     engine: str = "local"
+    "local, ray, or both: each group by one and by the other"
     gpus: int = 1
     beside: bool = False
     "a busy neighbour GPU"
     kept: bool = True
+    start: bool = False
+    "of one group: how long an engine takes until it has the first one"
 
 
-def steps(part: str, round_: int, *, ray: bool) -> list[Step]:
-    """The runs of a part in their order, which exposes both sides of a comparison alike to what drifts slowly."""
+def steps(part: str, round_: int, *, ray: bool, local: bool = True) -> list[Step]:
+    """The runs of a part in their order, which exposes both sides of a comparison alike to what drifts slowly.
+
+    Args:
+        part: of `ROUNDS`.
+        round_: the number of the round.
+        ray: for a sweep: two GPUs through Ray.
+        local: for a sweep: two GPUs by the local engine, and one GPU a second time.
+    """
     one, beside = Step(part, round_), Step(part, round_, beside=True)
     warm, through_ray = dataclasses.replace(one, kept=False), dataclasses.replace(one, engine="ray")
     if part == "neighbour":
         return [warm, one, beside, beside, one]
     if part == "ray":
         return [warm, dataclasses.replace(warm, engine="ray"), one, through_ray, through_ray, one]
-    engines = [one, through_ray] if ray else [one]
+    if part == "turns":
+        starts = [dataclasses.replace(each, start=True) for each in (one, through_ray, through_ray, one)]
+        first = [dataclasses.replace(each, kept=False) for each in starts[:2]]
+        return [*first, *starts, dataclasses.replace(one, engine="both")]
+    engines = [one] * local + [through_ray] * ray
     both = [dataclasses.replace(each, gpus=2) for each in engines]
     warm_ups = [dataclasses.replace(each, kept=False) for each in [one, *both[1:]]]
-    return [*warm_ups, one, *both, one]
+    return [*warm_ups, one, *both, *[one] * local]
 
 
 def planned(folder: Path, device: Device) -> Run:
@@ -121,6 +138,8 @@ class Bench:
         ray: connects, and returns an executor for each GPU of the cluster; disconnects when the stack closes, after the
             run has its time. None without a cluster.
         burn: program that loads the neighbour.
+        local: a sweep on two GPUs also by the local engine.
+        warm: the GPUs and what is read from disk are warm already: no warm-up.
     """
 
     folder: Path
@@ -129,6 +148,8 @@ class Bench:
     files: tuple[str, ...] = ()
     ray: Callable[[ExitStack], Sequence[Executor]] | None = None
     burn: str = BURN
+    local: bool = True
+    warm: bool = False
     _lasting: Lasting | None = field(default=None, init=False)
 
     def measure(self, part: str, round_: int) -> None:
@@ -138,20 +159,25 @@ class Bench:
                 # Of two workers one may have the slower of two times for a kernel: here all runs of a round have one worker.
                 self._lasting = Lasting(self.devices[0], self.files)
                 closing.callback(self._lasting.end)
-            for step in steps(part, round_, ray=self.ray is not None):
+            for step in self._steps(part, round_):
                 self._carry_out(step)
         self._lasting = None
 
     def seconds(self, part: str, round_: int) -> float:
         """How long a round of a part takes, by what earlier runs took."""
-        return sum(self._seconds(step) for step in steps(part, round_, ray=self.ray is not None))
+        return sum(map(self._seconds, self._steps(part, round_)))
+
+    def _steps(self, part: str, round_: int) -> list[Step]:
+        found = steps(part, round_, ray=self.ray is not None, local=self.local)
+        return [step for step in found if step.kept or not self.warm]
 
     def _seconds(self, step: Step) -> float:
         plan = self._plan(step)
-        start = RAY_START_S if step.engine == "ray" else START_S
+        start = START_S if step.engine == "local" else RAY_START_S
         if step.part == "neighbour" and step.kept and not step.beside:
             start = 0.0  # the round's worker is there
-        return start + len(plan.plan) * (plan.settings.max_seconds + OVERHEAD_S) / step.gpus
+        turns = len(plan.plan) * (2 if step.engine == "both" else 1)
+        return start + turns * (plan.settings.max_seconds + OVERHEAD_S) / step.gpus
 
     def _plan(self, step: Step) -> Run:
         groups, settings = list(self.plan.plan), self.plan.settings
@@ -159,7 +185,9 @@ class Bench:
             groups = apart(groups, BESIDE)
         if step.part == "ray":
             settings = dataclasses.replace(settings, max_seconds=min(RAY_SECONDS, settings.max_seconds))
-        if not step.kept:
+        if step.part == "turns":
+            groups = apart(groups, 1 if step.start else TURNS)
+        elif not step.kept:
             groups = apart(groups, WARM_UP)
         return dataclasses.replace(self.plan, plan=tuple(groups), settings=settings)
 
@@ -174,6 +202,8 @@ class Bench:
             raise SystemExit(f"the cluster has {len(found)} GPUs; {step.gpus} are needed")
         for executor in found[step.gpus :]:
             closing.callback(executor.close)  # which takes a while: after the run
+        if step.engine == "both":
+            return [InTurn(DeviceExecutor(self.devices[0], self.files), found[0])]
         return found[: step.gpus]
 
     def _carry_out(self, step: Step) -> None:
@@ -200,12 +230,14 @@ class Bench:
             **dataclasses.asdict(step),
             "groups": len(plan.plan),
             "wall_s": round(wall, 3),
+            "first_s": round(ends[0] - began, 3),
             "steady_s": round(ends[-1] - ends[0], 3),
             "neighbour": load,
+            "turns": [turn for each in executors if isinstance(each, InTurn) for turn in each.turns],
             "spread": spread_of_gpus(run),
             "rows": [list(row) for row in rows_of(run)],
         }
-        del told["kept"]
+        del told["kept"], told["start"]
         self._add(told, to_dict(run.environments))
 
     def _told(self) -> dict[str, Any]:
@@ -241,6 +273,56 @@ class Lasting(DeviceExecutor):
     def end(self) -> None:
         """End the worker, and release the GPU."""
         super().close()
+
+
+class InTurn:
+    """An executor that has each group measured by both engines on one GPU, and keeps how long each took.
+
+    Of two whole runs one may be slower by more than what Ray costs; of the same group twice, one after the other, hardly.
+
+    Args:
+        local: measures here; the other one reserves their GPU.
+        through_ray: measures through Ray.
+    """
+
+    def __init__(self, local: Executor, through_ray: Executor) -> None:
+        self.name, self._local, self._through_ray = local.name, local, through_ray
+        self.turns: list[tuple[str, float, float]] = []
+        "of each group its name, and seconds by the local engine and through Ray"
+
+    def order(self) -> str:
+        """Return the order of the one that reserves the GPU."""
+        return self._through_ray.order()
+
+    def open(self, on_progress: OnProgress) -> None:
+        """Reserve the GPU."""
+        self._through_ray.open(on_progress)
+
+    def measure(self, group: PlannedGroup, settings: Settings, on_progress: OnProgress) -> Measured:
+        """Measure a group twice; whose turn is first changes every second group."""
+        took: dict[Executor, float] = {}
+        engines = [self._local, self._through_ray]
+        for engine in engines if len(self.turns) % 4 in (0, 3) else reversed(engines):
+            began = time.perf_counter()
+            measured = engine.measure(group, settings, on_progress)
+            took[engine] = time.perf_counter() - began
+        self.turns.append((group.group, *(round(took[engine], 4) for engine in engines)))
+        return measured
+
+    def interrupt(self, name: str, *, at_once: bool) -> bool:
+        """End what is being measured."""
+        ended = [each.interrupt(name, at_once=at_once) for each in (self._local, self._through_ray)]
+        return any(ended)
+
+    def stop(self) -> None:
+        """End what is being measured."""
+        self._local.stop()
+        self._through_ray.stop()
+
+    def close(self) -> None:
+        """End both workers, and release the GPU."""
+        self._local.close()
+        self._through_ray.close()
 
 
 @contextmanager
@@ -285,10 +367,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("parts", nargs="+", choices=list(ROUNDS))
     parser.add_argument("--rounds", help="some rounds of the parts, such as 1,2, or more than the usual (default: all)")
     parser.add_argument("--address", help="HOST:PORT of a Ray cluster, for `ray`, and for `sweep` through Ray")
+    parser.add_argument("--only-ray", action="store_true", help="`sweep` on two GPUs only through Ray")
+    parser.add_argument("--warm", action="store_true", help="no warm-up: another part has just run")
     parser.add_argument("--dry-run", action="store_true", help="print how long each round takes")
     args = parser.parse_args(words)
-    if "ray" in args.parts and args.address is None:
-        parser.error("ray: --address is missing")
+    if args.address is None and (args.only_ray or {"ray", "turns"}.intersection(args.parts)):
+        parser.error("--address is missing")
     args.out.mkdir(parents=True, exist_ok=True)
     devices = [Device("cuda", 0), Device("cuda", 1)]
 
@@ -300,7 +384,8 @@ def main(words: Sequence[str] | None = None) -> None:
         closing.callback(ray.shutdown)  # each run connects, as a command does
         return ray_executors(args.address, devices[0], [], wait=False)
 
-    bench = Bench(args.out, planned(args.out, devices[0]), devices, ray=through_ray if args.address else None)
+    plan, ray = planned(args.out, devices[0]), through_ray if args.address else None
+    bench = Bench(args.out, plan, devices, ray=ray, local=not args.only_ray, warm=args.warm)
     asked = [int(one) for one in args.rounds.split(",")] if args.rounds else None
     rounds = [(part, one) for part in args.parts for one in asked or range(1, ROUNDS[part] + 1)]
     for part, one in rounds:

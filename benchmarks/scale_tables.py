@@ -35,10 +35,10 @@ ROW = ("group", "backend", "gpu", "status", "median_ms", "ratio")
 def rows(paths: Sequence[Path]) -> list[list[str]]:
     """A row for each figure that the files have."""
     runs = [run for path in paths for run in read(path)["runs"]]
-    parts = {part: [run for run in runs if run["part"] == part] for part in ("sweep", "neighbour", "ray")}
+    parts = {part: [run for run in runs if run["part"] == part] for part in ("sweep", "neighbour", "ray", "turns")}
     return [
         [what, measured, wanted]
-        for part, of in ((sweep, "sweep"), (beside, "neighbour"), (ray, "ray"))
+        for part, of in ((sweep, "sweep"), (beside, "neighbour"), (ray, "ray"), (turns, "turns"))
         if parts[of]
         for what, measured, wanted in part(parts[of])
     ]
@@ -48,29 +48,39 @@ Rows = Iterator[tuple[str, str, str]]
 
 
 def sweep(runs: Sequence[Told]) -> Rows:
-    """Wall time of one GPU over that of two: every pair of runs, as a run takes minutes and there are few."""
-    one = [run for run in runs if run["gpus"] == 1]
-    spread = f"; one GPU twice: {spread_of([run['wall_s'] for run in one])}" if len(one) > 1 else ""
+    """Wall time of one GPU over that of two: every pair of runs of a round, as a run takes minutes and there are few."""
     for engine, name in (("local", ""), ("ray", " through Ray")):
-        two = [run for run in runs if run["gpus"] > 1 and run["engine"] == engine]
-        if not one or not two:
+        found = [
+            (
+                [run for run in of if run["gpus"] == 1],
+                [run for run in of if run["gpus"] > 1 and run["engine"] == engine],
+            )
+            for of in rounds(runs)
+        ]
+        found = [(one, two) for one, two in found if one and two]
+        if not found:
             continue
-        ratios = [a["wall_s"] / b["wall_s"] for a in one for b in two]
-        steady = [a["steady_s"] / b["steady_s"] for a in one for b in two]
+        ratios, steady = (
+            [a[key] / b[key] for one, two in found for a in one for b in two] for key in ("wall_s", "steady_s")
+        )
         verdict = decided(min(ratios), max(ratios), LEAST_SPEEDUP, least=True)
-        if any(run["groups"] < LEAST_GROUPS for run in (*one, *two)):
+        if any(run["groups"] < LEAST_GROUPS for one, two in found for run in (*one, *two)):
             verdict = NOT_DECIDED
         once = ", one run of each" if len(ratios) == 1 else ""
+        spreads = [spread_of([run["wall_s"] for run in one]) for one, _ in found if len(one) > 1]
+        spread = f"; one GPU twice: {', '.join(spreads)}" if spreads else ""
+        walls = "; ".join(f"{seconds(one)} on one GPU, {seconds(two)} on two" for one, two in found)
         yield (
-            f"sweep of {two[0]['groups']} groups{name}, start of workers included",
-            f"{seconds(one)} on one GPU, {seconds(two)} on two: {times(ratios)}{spread}",
+            f"sweep of {found[0][1][0]['groups']} groups{name}, start of workers included",
+            f"{walls}: {times(ratios)}{spread}",
             f"at least {LEAST_SPEEDUP}x: {verdict}{once}",
         )
         yield "the same, from the first group's end to the last's", times(steady), ""
     moved = [
         100 * abs(other / ratio - 1)
-        for a in one
-        for b in (run for run in runs if run["gpus"] > 1 and run["engine"] == "local")
+        for of in rounds(runs)
+        for a in (run for run in of if run["gpus"] == 1)
+        for b in (run for run in of if run["gpus"] > 1 and run["engine"] == "local")
         for ratio, other in common(a, b, same_gpu=True).values()
     ]
     if moved:
@@ -131,6 +141,47 @@ def ray(runs: Sequence[Told]) -> Rows:
     ]
     yield "ratios through Ray against local ones", amounts(apart), ""
     yield "ratios of two local runs", amounts(local), ""
+
+
+def turns(runs: Sequence[Told]) -> Rows:
+    """What a group takes through Ray, over the local engine's turn with it; and so a sweep, starts included.
+
+    The interval of a sweep is that of its groups, with the starts that are worst and best for Ray.
+    """
+    both = [turn for run in runs for turn in run["turns"][1:]]  # the first group starts the workers
+    local, through = ([turn[place] for turn in both] for place in (1, 2))
+    found = combine_replicates([paired_ratio({0: b}, {0: a}) for a, b in zip(local, through, strict=True)])
+    more = 1e3 * statistics.median(b - a for a, b in zip(local, through, strict=True))
+    yield (
+        f"{len(both)} groups on one GPU through Ray, each in turn with the local engine",
+        (f"{signed(found)}; {more:+.0f} ms of {statistics.mean(local):.2f} s"),
+        "",
+    )
+    starts = {
+        engine: [run["first_s"] for run in runs if run["engine"] == engine and run["groups"] == 1]
+        for engine in ("local", "ray")
+    }
+    if not all(starts.values()) or found.ci_low is None or found.ci_high is None:
+        return
+    yield (
+        "until the first group's end",
+        "; ".join(f"{engine} {' and '.join(f'{one:.1f} s' for one in each)}" for engine, each in starts.items()),
+        "",
+    )
+    rest = (LEAST_GROUPS - 1) * statistics.mean(local)
+    mean, low, high = (
+        100 * ((b + rest * ratio) / (a + rest) - 1)
+        for ratio, a, b in (
+            (found.ratio, statistics.mean(starts["local"]), statistics.mean(starts["ray"])),
+            (found.ci_low, max(starts["local"]), min(starts["ray"])),
+            (found.ci_high, min(starts["local"]), max(starts["ray"])),
+        )
+    )
+    yield (
+        f"so a sweep of {LEAST_GROUPS} such groups through Ray, against the local engine",
+        f"{mean:+.2f} % ({low:+.2f} to {high:+.2f})",
+        f"at most {MOST_OF_RAY:g} %: {decided(low, high, MOST_OF_RAY, least=False)}",
+    )
 
 
 # ── pairs of runs ──────────────────────────────────────────────────────────────────────────────────

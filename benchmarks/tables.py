@@ -1239,6 +1239,9 @@ TABLES = {
             "serving-shapes-attention-h200",
             "flash-fwd-32768-h200",
             "flash-dims-h200",
+            "flash-joint-160-h200",
+            "flash-joint-192-h200",
+            "flash-wide-short-h200",
             "flash-double-128-h200",
             "flash-double-96-h200",
             "flash-sparse-double-64-h200",
@@ -1255,7 +1258,7 @@ TABLES = {
         )
     },
     "context-parallel-2xh200": Table(OVER_GPUS, over_gpus),
-    "scaled-2xh200": Table(("scaled-2xh200.json", "scaled-ray-h200.json"), scaled),
+    "scaled-2xh200": Table(("scaled-2xh200.json", "scaled-ray-2xh200.json", "scaled-ray-h200.json"), scaled),
     "soak-cpu": Table(("soak-cpu.json",), soaked),
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,26 @@ def test_a_sweep_on_one_pretended_gpu_and_on_two_by_either_engine(cards, tmp_pat
     measured, wanted = figures["sweep of 3 groups through Ray, start of workers included"]
     assert "; one GPU twice: " in measured
     assert wanted == "at least 1.8x: not decided", "three groups are no forty, whatever they took"
+
+
+def test_each_group_by_both_engines_in_turn(cards, tmp_path):
+    class Elsewhere(DeviceExecutor):
+        def measure(self, group, settings, on_progress):
+            time.sleep(0.3)
+            return super().measure(group, settings, on_progress)
+
+    on_cards(tmp_path, ray=lambda closing: [Elsewhere(CARDS[0], (FILE,))]).measure("turns", 1)
+    *starts, run = json.loads((tmp_path / "scaled.json").read_text())["runs"]
+    assert [(each["engine"], each["groups"], each["turns"]) for each in starts] == [
+        (engine, 1, []) for engine in ("local", "ray", "ray", "local")
+    ]
+    assert all(each["wall_s"] > each["first_s"] > 0 for each in starts)
+    assert len(run["turns"]) == run["groups"] == 3
+    _, *later = run["turns"]
+    assert all(through > local + 0.15 for _, local, through in later)
+    assert sorted(row[5] for row in run["rows"] if row[5]) == pytest.approx([2.0] * 3, rel=1e-3)
+    figures = [what for what, _, _ in scale_tables.rows([tmp_path / "scaled.json"])]
+    assert figures[0] == "2 groups on one GPU through Ray, each in turn with the local engine"
 
 
 def test_ratios_beside_a_load_that_began_before_and_was_there_at_the_end(cards, tmp_path):
@@ -158,6 +179,24 @@ def test_ray_is_held_to_its_bar_by_an_interval_over_pairs_of_runs(tmp_path, wall
     ]
     assert wanted == f"at most 3 % over 40 groups: {verdict}"
     assert measured.endswith("local twice: " + ", ".join([f"{walls[3] - walls[0]:+.1f} %"] * 2))
+
+
+@pytest.mark.parametrize(
+    ("through", "start", "verdict"),
+    [(3.02, 10.0, "reached"), (3.12, 10.0, "**missed**"), (3.02, 16.0, "**missed**"), (3.07, 10.0, "not decided")],
+)
+def test_ray_is_held_to_its_bar_by_groups_in_turn(tmp_path, through, start, verdict):
+    starts = [
+        (1, {"engine": engine, "groups": 1, "first_s": first, "turns": []}, 12.0, [])
+        for engine, first in (("local", 9.0), ("ray", start), ("ray", start + 0.1), ("local", 9.1))
+    ]
+    noise = (0.02, -0.02, 0.01, -0.01) * 5
+    in_turn = [["first", 8.0, 20.0]] + [[f"g{number}", 3.0, through + each] for number, each in enumerate(noise)]
+    runs = told("turns", *starts, (1, {"engine": "both", "groups": 21, "turns": in_turn}, 130.0, []))
+    figures = shown(tmp_path, runs)
+    assert figures["20 groups on one GPU through Ray, each in turn with the local engine"][0].endswith("of 3.00 s")
+    measured, wanted = figures["so a sweep of 40 such groups through Ray, against the local engine"]
+    assert wanted == f"at most 3 %: {verdict}", measured
 
 
 def test_a_neighbour_is_held_to_its_bar_in_each_group(tmp_path):
