@@ -137,6 +137,21 @@ def rounded(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (x / scale).round().clamp(-127, 127)
 
 
+def sample_of(keys: int) -> torch.Tensor:
+    """Rows whose mean is subtracted from K: one of each stratum of 2, 4 or 8 rows, all of under 512 keys."""
+    log2 = min(3, max(1, keys // 256).bit_length() - 1)
+    strata = torch.arange(keys >> log2)
+    bits = strata * 0x9E3779B1 & 0xFFFFFFFF
+    bits = (bits ^ bits >> 15) * 0x85EBCA77 & 0xFFFFFFFF
+    return (strata << log2) + (bits >> 29) % (1 << log2)
+
+
+def mean_of(k: torch.Tensor) -> torch.Tensor:
+    """[heads, 1, dims]: what is subtracted from the keys of each head, 0 without keys."""
+    sample = sample_of(k.shape[1]).to(k.device)
+    return k[:, sample].sum(1, keepdim=True) / max(1, len(sample))
+
+
 def key_scales(k: torch.Tensor) -> torch.Tensor:
     """[heads, keys, 1]: of four in each tile of 128 keys, those of the same (n % 8) // 2 have one."""
     heads, keys, _ = k.shape
@@ -159,7 +174,7 @@ def recipe_of(
     parts = []
     for number, (q, k, v) in enumerate(sequences(inputs)):
         (heads, queries, dim), keys = q.shape, k.shape[1]
-        mean = k.mean(1, keepdim=True) if keys else k.new_zeros(heads, 1, dim)
+        mean = mean_of(k)
         q_scale = q.abs().amax(-1, keepdim=True).clamp(min=2.0**-60) / 127
         k_scale = key_scales(k - mean)
         v_scale = (v.abs().amax(1, keepdim=True) if keys else v.new_zeros(heads, 1, dim)).clamp(min=2.0**-60) / 448
@@ -246,7 +261,7 @@ def quantised(inputs: Inputs, made: Any) -> Any:
                 (side[number] + number * pad) // pad * pad for side, pad in zip(starts, (64, TILE), strict=True)
             )
         q_rows, k_rows = -(-queries // 64) * 64, -(-keys // TILE) * TILE
-        mean = k.mean(1, keepdim=True) if keys else k.new_zeros(k.shape[0], 1, dim)
+        mean = mean_of(k)
         q_scale = q.abs().amax(-1, keepdim=True).clamp(min=2.0**-60) / 127
         k_scale = key_scales(k - mean)
         v_scale = (v.abs().amax(1, keepdim=True) if keys else v.new_zeros(v.shape[0], 1, dim)).clamp(min=2.0**-60) / 448

@@ -11,9 +11,10 @@ pytest.importorskip("triton")
 
 from attnbench.kernels.flash.quant import api as compiled
 from attnbench.kernels.flash.quant.prepare import inverse_of
+from attnbench.kernels.flash.quant.prepare import sample_of as programs_of
 
 from .interpreter import interpreted
-from .quant_cases import held, inputs_of, key_scales, packed_of, recipe_of
+from .quant_cases import held, inputs_of, key_scales, mean_of, packed_of, recipe_of, sample_of, sequences
 
 SMALL = "m64n64w4s2"
 
@@ -36,6 +37,7 @@ CASES = {
     "129": {"seqlen": 129, "causal": True, "heads": 2, "dim": 128},
     "1000": {"seqlen": 129, "seqlen_k": 1000},
     "1000-causal": {"seqlen": 1000, "causal": True},
+    "2100-keys": {"seqlen": 70, "seqlen_k": 2100, "kind": "channel-bias"},
     "rows-without-keys": {"seqlen": 200, "seqlen_k": 70, "causal": True},
     "grouped": {"seqlen": 130, "heads": 4, "heads_kv": 2, "batch": 2, "causal": True},
     "96-dims": {"seqlen": 70, "seqlen_k": 150, "dim": 96, "dtype": torch.float16},
@@ -103,6 +105,62 @@ def test_what_is_quantised(kernels, dim):
         assert ((values.T - want[places]).abs() <= want[places].abs() / 16 + step).all()
 
 
+SAMPLED = {"sequence": 4700, "packed": [(3, 511), (5, 513), (0, 0), (2, 1100), (1, 2300), (4, 7)]}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_keys_lose_the_mean_of_a_sample_of_their_own_sequence(kernels, monkeypatch, name):
+    """Of bits that do not depend on what surrounds it, and with what is in no sample never read for it."""
+    options = {"heads": 4, "heads_kv": 2, "dim": 37, "kind": "channel-bias"}
+    packed = name == "packed"
+    inputs = packed_of(SAMPLED[name], **options) if packed else inputs_of(8, SAMPLED[name], **options)
+    monkeypatch.setitem(kernels.launch_prepare.__globals__, "LEAST_CHUNK", 128 * 64)
+    bounds = {key: value for key, value in inputs.options.items() if key != "causal"}
+    problem = kernels.quant_problem_of(inputs.q, inputs.k, inputs.v, **bounds)
+    found = []
+    for launch in (kernels.launch_prepare, kernels.launch_smooth):
+        made = kernels.allocate(inputs.q, inputs.k, problem)
+        made.found.fill_(torch.nan)
+        launch(inputs.q, inputs.k, inputs.v, made, problem)
+        found.append(made.found[0].view(problem.batch, 2, -1)[..., :37])
+    assert torch.equal(*found)
+    want = torch.stack([mean_of(k[::2])[:, 0] for _, k, _ in sequences(inputs)])
+    torch.testing.assert_close(found[0].double(), want, rtol=1e-5, atol=1e-5)
+    for number, (_, k, _) in enumerate(sequences(inputs)):
+        _, keys, _ = k.shape
+        alone = k[::2].transpose(0, 1)[None].to(inputs.k.dtype)
+        alone[:, [row for row in range(keys) if row not in set(sample_of(keys).tolist())]] = torch.nan
+        problem = kernels.quant_problem_of(inputs.q[None] if packed else inputs.q, alone, alone)
+        made = kernels.allocate(inputs.q[None] if packed else inputs.q, alone, problem)
+        kernels.launch_smooth(inputs.q[None] if packed else inputs.q, alone, alone, made, problem)
+        assert torch.equal(made.found[0].view(2, -1)[..., :37], found[0][number])
+
+
+def test_a_sample_has_a_row_of_each_stratum_and_programs_for_all():
+    longest = 0
+    for keys in (*range(3000), 4096, 17_776):
+        sample = sample_of(keys)
+        assert programs_of(keys, packed=False) == len(sample)
+        longest = max(longest, len(sample))
+        assert programs_of(keys, packed=True) >= longest
+        if keys < 512:
+            assert torch.equal(sample, torch.arange(keys))
+        else:
+            size = min(8, 1 << (keys // 256).bit_length() - 1)
+            assert len(sample) >= 256
+            assert torch.equal(sample // size, torch.arange(keys // size))
+
+
+@pytest.mark.parametrize("keys", [1024, 4096, 17_776])
+def test_no_period_of_rows_is_taken_for_their_mean(keys):
+    """The mean over a sample of a wave is that of as many random rows, for periods of 2 rows to all of them."""
+    sample = sample_of(keys).double()
+    periods = torch.cat([torch.arange(2, 260), torch.logspace(0.31, 3.5, 1000)]).double()
+    means = torch.exp(2j * torch.pi * sample[None] / periods[periods <= keys / 4, None]).mean(1).abs()
+    assert means.max() <= 4 * len(sample) ** -0.5
+    assert means.square().mean() <= 1.2 / len(sample)
+
+
 @pytest.mark.parametrize("by", [1, 2, 3, 7, 640, 896, 2**16 - 1, 2**30 + 1, 2**31 - 1])
 def test_a_product_with_the_inverse_is_a_quotient_or_one_less(by):
     largest = 2**31 - 1
@@ -114,21 +172,25 @@ def test_a_product_with_the_inverse_is_a_quotient_or_one_less(by):
 
 
 ORDERS = {
-    "apart": (False, 0),
-    "packed-apart": (True, 0),
-    "packed-one-ahead": (True, 1),
-    "packed-three-ahead": (True, 3),
+    "apart": (False, 140, 0),
+    "packed-apart": (True, 140, 0),
+    "packed-one-ahead": (True, 140, 1),
+    "packed-three-ahead": (True, 140, 3),
+    "of-a-sample-apart": (False, 1100, 0),
+    "of-a-sample-one-ahead": (False, 1100, 1),
+    "packed-of-a-sample-three-ahead": (True, 1100, 3),
 }
-"""Whether sequences are packed, and how many heads the statistics are ahead; without, the launch is cut in two."""
+"""Whether sequences are packed, most keys, and how many heads the statistics are ahead; without, the launch is cut in two.
+"""
 
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_the_order_of_programs_changes_no_bit(kernels, monkeypatch, name):
-    packed, ahead = ORDERS[name]
+    packed, keys, ahead = ORDERS[name]
     inputs = (
-        packed_of([(1, 140), (70, 3), (0, 5), (7, 0)], heads=4, heads_kv=2)
+        packed_of([(1, keys), (70, 3), (0, 5), (7, 0)], heads=4, heads_kv=2)
         if packed
-        else inputs_of(70, 140, batch=2, heads=4, heads_kv=2)
+        else inputs_of(70, keys, batch=2, heads=4, heads_kv=2)
     )
     module = kernels.launch_prepare.__globals__
     monkeypatch.setitem(module, "LEAST_CHUNK", 128 * 64)
@@ -137,7 +199,7 @@ def test_the_order_of_programs_changes_no_bit(kernels, monkeypatch, name):
     found = []
     for cut in (False, True):
         if cut:
-            monkeypatch.setitem(module, "AHEAD_MIB", ahead * 140 * 256 / 2**20)
+            monkeypatch.setitem(module, "AHEAD_MIB", ahead * keys * 256 / 2**20)
         made = kernels.allocate(inputs.q, inputs.k, problem)
         tensors = [getattr(made, one) for one in ("q", "k", "v", "q_scale", "q_shift", "k_scale", "v_scale")]
         for x in (*tensors, made.parts, made.found, made.counters):
@@ -185,6 +247,27 @@ def test_what_is_not_finite_makes_nan_and_only_where_it_is_said(kernels, value):
         of_rows = there.all(-1).transpose(1, 2)
         assert sums[of_rows].isnan().all()
         assert torch.equal(sums[~of_rows], lse[~of_rows])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow encountered", "ignore:All-NaN slice")
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_key_that_is_not_finite_makes_nan_of_its_head_or_of_who_reads_its_tile(kernels, value, sampled):
+    """In the sample, of all rows; else of those whose tile of 64 queries sees its tile of 128 keys."""
+    inputs = inputs_of(600, heads=2, causal=True)
+    out, lse = attend(kernels, inputs)
+    sample = set(sample_of(600).tolist())
+    row = next(row for row in range(300, 384) if (row in sample) is sampled)
+    odd = replace(inputs, k=inputs.k.clone())
+    odd.k[0, row, 1, 7] = value
+    found, sums = attend(kernels, odd)
+    there = torch.zeros(out.shape, dtype=torch.bool)
+    there[0, 0 if sampled else 256 :, 1] = True
+    assert found[there].isnan().all()
+    assert torch.equal(found[~there], out[~there])
+    of_rows = there.all(-1).transpose(1, 2)
+    assert sums[of_rows].isnan().all()
+    assert torch.equal(sums[~of_rows], lse[~of_rows])
 
 
 def test_keys_in_another_order_change_nothing_but_roundings(kernels):

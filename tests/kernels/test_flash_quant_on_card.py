@@ -12,7 +12,7 @@ from attnbench.kernels.flash.quant import api
 from attnbench.kernels.flash.quant.api import flash_quant_attention
 from attnbench.kernels.flash.quant.config import QuantConfig, Shape, default_config
 
-from .quant_cases import distance, held, inputs_of, packed_of, recipe_of, truth_of
+from .quant_cases import distance, held, inputs_of, packed_of, recipe_of, sample_of, truth_of
 
 pytestmark = pytest.mark.gpu
 LENGTHS = ((1, 63), (127, 1000), (1000, 129), (1000, 1000), (2100, 4100))
@@ -123,7 +123,7 @@ def test_the_preparation_hands_over_what_is_written(shape, dim):
         found.append([x.view(torch.uint8) for x in tensors])
     differ = sum((one != other).any().int() for run in found[1:] for one, other in zip(run, found[0], strict=True))
     assert differ.item() == 0
-    mean = inputs.k.double().mean(1).transpose(0, 1).reshape(heads_kv, batch, dim)
+    mean = inputs.k[:, sample_of(seqlen).cuda()].double().mean(1).transpose(0, 1).reshape(heads_kv, batch, dim)
     torch.testing.assert_close(
         made.found[0].view(batch, heads_kv, -1)[..., :dim].transpose(0, 1).double(), mean, rtol=1e-5, atol=1e-6
     )
@@ -141,3 +141,19 @@ def test_what_is_not_finite_stays_where_it_is_said(value):
         found, _ = attend(odd)
         assert found[there].isnan().all()
         assert torch.equal(found[~there], out[~there])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_key_that_is_not_finite_makes_nan_of_its_head_or_of_who_reads_its_tile(value, sampled):
+    inputs = inputs_of(3000, heads=2, dim=128, causal=True, device="cuda")
+    out, _ = attend(inputs)
+    sample = set(sample_of(3000).tolist())
+    row = next(row for row in range(1290, 1400) if (row in sample) is sampled)
+    odd = replace(inputs, k=inputs.k.clone())
+    odd.k[0, row, 1, 7] = value
+    found, _ = attend(odd)
+    there = torch.zeros(out.shape, dtype=torch.bool, device="cuda")
+    there[0, 0 if sampled else 1280 :, 1] = True  # a multiple of 64 queries, and of 128 keys
+    assert found[there].isnan().all()
+    assert torch.equal(found[~there], out[~there])

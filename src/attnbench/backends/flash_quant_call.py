@@ -91,8 +91,8 @@ class QuantFunction(Preparing):
 class QuantSession(Buffers):
     """Own copies of the inputs of one session; a call allocates its buffers, as a user's call does.
 
-    The operation prepares in one launch.  Its phases `smooth` and `quantise` split that launch in two, which reads K
-    and V from memory twice; they have buffers of their own, allocated by the first of them.
+    The operation prepares in one launch.  Its phases `smooth` and `quantise` split that launch in two, which reads V
+    and a sample of K from memory twice; they have buffers of their own, allocated by the first of them.
     """
 
     def __init__(self, case: AttentionCase, inputs: AttentionInputs, short: str) -> None:

@@ -1,15 +1,15 @@
 """Quantised softmax attention, forward: 8-bit products, 16-bit tensors in and out.
 
-    S = c Q (K - mean K)ᵀ        P = softmax(S, hidden keys at -∞)        O = P V
+    S = c Q (K - m)ᵀ        P = softmax(S, hidden keys at -∞)        O = P V
 
-Subtracting the mean of a head's keys shifts all scores of a row equally, which does not change the softmax; lse is
-corrected for it.  Q and K are rounded to int8, V and P to e4m3 (Zhang et al. 2024, arXiv:2411.10958); the sum of P V is
-accumulated in fp32 after each tile of 128 keys.  Letters: `quant.problem`.  Supports bf16 and fp16, dims 1 to 128, padded
-to 64 or 128.
+m is the mean of a sample of the head's keys (`portable.channels`).  Subtracting it shifts all scores of a row equally,
+which does not change the softmax; lse is corrected for it.  Q and K are rounded to int8, V and P to e4m3 (Zhang et al.
+2024, arXiv:2411.10958); the sum of P V is accumulated in fp32 after each tile of 128 keys.  Letters: `quant.problem`.
+Supports bf16 and fp16, dims 1 to 128, padded to 64 or 128.
 
-A row of Q that is not finite makes its own output NaN.  A K that is not finite makes all rows of its head NaN, because
-the keys share a mean; a V that is not finite makes its channel NaN.  Rows and channels whose values are all below 2⁻⁶⁰
-count as 0.
+A row of Q that is not finite makes its own output NaN.  A key that is not finite makes NaN of all rows of its head if it
+is in the sample; else of those that see a key of its tile of 128, and of others in a tile of queries with such a row.  A V
+that is not finite makes its channel NaN.  Rows and channels whose values are all below 2⁻⁶⁰ count as 0.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attnbench.kernels.flash.problem import Problem, strides_of
 from attnbench.kernels.flash.quant.arguments import QuantisedOperands
+from attnbench.kernels.flash.quant.portable.channels import SAMPLE, THINNEST
 from attnbench.kernels.flash.quant.portable.prepare import (
     NUMBERS,
     Q_PAD,
@@ -44,13 +45,13 @@ class Quantised:
     q: Tensor
     "int8 [H, rows, C]"
     k: Tensor
-    "int8 [G, rows, C], with the mean of each head's keys subtracted"
+    "int8 [G, rows, C], with the mean of a sample of each head's keys subtracted"
     v: Tensor
     "e4m3 [G, rows / 128, C, 128], the keys of a tile in the order of `portable.prepare.key_of`"
     q_scale: Tensor
     "fp32 [H, rows]: scale of each query times the problem's scale, for exponentials in base 2"
     q_shift: Tensor
-    "fp32 [H, rows]: each query's product with the mean of K, likewise scaled for base 2"
+    "fp32 [H, rows]: each query's product with that mean, likewise scaled for base 2"
     k_scale: Tensor
     "fp32 [G, rows / 128, 4]: scale of the keys n of a tile with the same (n % 8) // 2"
     v_scale: Tensor
@@ -58,9 +59,9 @@ class Quantised:
     counters: Tensor
     "int32 [4 + 2 B G] counters, all 0 before the preparation"
     parts: Tensor
-    "fp32 [2, B G, chunks, C]: sums of K and largest |V| of each stretch of rows"
+    "fp32 [2, B G, chunks, C]: sums of K and largest |V| of each stretch of rows; K has fewer stretches"
     found: Tensor
-    "fp32 [2, B G, C]: mean of K and inverse of V's scale, of each head"
+    "fp32 [2, B G, C]: mean of K's sample and inverse of V's scale, of each head"
 
     @property
     def operands(self) -> QuantisedOperands:
@@ -121,13 +122,20 @@ def chunks_of(seqlen: int, columns: int) -> tuple[int, int]:
     return max(1, -(-seqlen // chunk)), chunk
 
 
+def sample_of(seqlen: int, *, packed: bool) -> int:
+    """Rows of the sample of a sequence with this many keys; packed: most of a sequence with up to as many."""
+    if packed:  # those of the longest, or all of one that is just not sampled
+        return max(min(seqlen, 2 * SAMPLE.value - 1), seqlen >> THINNEST.value)
+    return seqlen >> min(THINNEST.value, max(1, seqlen // SAMPLE.value).bit_length() - 1)
+
+
 def inverse_of(by: int) -> int:
     """The reciprocal that `portable.prepare.divided` multiplies by: 2³¹ over the divisor, rounded down."""
     return (2**31 - 1) // max(by, 1)
 
 
 def launch_smooth(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> None:
-    """Only the statistics: mean of K and largest |V| of each channel."""
+    """Only the statistics: mean of K's sample and largest |V| of each channel."""
     _launch(q, k, v, made, problem, smooths=True, quantises=False)
 
 
@@ -137,7 +145,7 @@ def launch_quantise(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: P
 
 
 def launch_prepare(q: Tensor, k: Tensor, v: Tensor, made: Quantised, problem: Problem) -> None:
-    """Both in one launch, so that K and V are read the second time soon after the first."""
+    """Both in one launch, so that V is read the second time soon after the first."""
     _launch(q, k, v, made, problem, smooths=True, quantises=True)
 
 
@@ -150,12 +158,15 @@ def _launch(
         return
     chunks, chunk = chunks_of(problem.max_seqlen_k, columns)
     tiles_q, tiles_k = -(-problem.max_seqlen_q * columns // NUMBERS.value), -(-problem.max_seqlen_k // TILE.value)
-    repeats, stretches = heads // heads_kv, chunks if smooths else 0
+    repeats, stretches_k, stretches_v = heads // heads_kv, 0, 0
+    if smooths:
+        sample = sample_of(problem.max_seqlen_k, packed=problem.packed)
+        stretches_k, stretches_v = max(1, -(-sample // chunk)), chunks
     ahead = group_of(2 * problem.max_seqlen_k * dim * k.element_size(), AHEAD_MIB, pairs) if quantises else pairs
     share = 2 * tiles_k * (columns // WIDTH.value) + repeats * tiles_q if quantises else 0
     if ahead < pairs:
-        share += 2 * stretches
-    programs = ahead * 2 * stretches + (pairs * share if quantises else 0)
+        share += stretches_k + stretches_v
+    programs = ahead * (stretches_k + stretches_v) + (pairs * share if quantises else 0)
     if smooths:
         clear(made.counters)
     if programs == 0:
@@ -177,7 +188,8 @@ def _launch(
         rows_k=rows_in(made.k, 1),
         pairs=pairs,
         chunk=chunk,
-        stretches=stretches,
+        stretches_k=stretches_k,
+        stretches_v=stretches_v,
         ahead=ahead,
         heads_kv=heads_kv,
         by_heads_kv=inverse_of(heads_kv),

@@ -1,12 +1,13 @@
 """Block-sparse softmax attention in 8 bits, forward: the map of `flash.sparse`, the arithmetic of `flash.quant`.
 
-    S = c Q (K - mean K)ᵀ        P = softmax(S, keys of blocks that are not in the map at -∞)        O = P V
+    S = c Q (K - m)ᵀ        P = softmax(S, keys of blocks that are not in the map at -∞)        O = P V
 
 Q and K are rounded to int8, V and P to e4m3; the sum of P V is accumulated in fp32 after each block of keys.  Supports
 bf16 and fp16, dims 1 to 128, padded to 64 or 128.
 
-The mean of K and the scales of V are computed from all rows of a head, listed or not: values of a block that no row lists
-affect the rounding of the others, and an infinity or NaN in it has the effect that `flash.quant.api` describes.
+m, the mean of a sample of K, and the scales of V are computed from the rows of a head, listed or not: values of a block
+that no row lists affect the rounding of the others, and an infinity or NaN in it has the effect that `flash.quant.api`
+describes; a row sees the tiles of 128 keys of which it lists a block.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
-"""Statistics of a head's channels: the mean of K, and the scale of V from the largest |V|.
+"""Statistics of a head's channels: what is subtracted from K, and the scale of V from the largest |V|.
 
-A program computes a stretch of a head's rows; the last program to finish combines the stretches in their order.
+V's are exact.  K's is the mean of a sample: any vector subtracted from all keys of a head leaves the softmax as it is, and
+one close to the mean is as good.  The sample has one row of each stratum of up to eight rows.  A program computes a stretch
+of a head's rows or sample; the last program to finish combines the stretches in their order.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ STEP = tl.constexpr(16384)
 E4M3 = tl.constexpr(448.0)
 LEAST = tl.constexpr(2.0**-60)
 "Rows and channels whose largest absolute value is smaller count as zeros."
+SAMPLE = tl.constexpr(256)
+"Fewest rows of a sample, unless there are fewer: their mean is off by a sixteenth of their deviation."
+THINNEST = tl.constexpr(3)
+"Log2 of the most rows of a stratum."
 
 
 @triton.jit
@@ -40,13 +46,24 @@ def scale_of(bits, LARGEST: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def sums_of_rows(base, first, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
-    """Sums of eight rows each, per channel: a thread's own rows, so that Triton exchanges nothing between threads."""
-    ROWS: tl.constexpr = STEP // COLUMNS
-    x = widened(
-        load_rows(base=base, first=first, count=end, stride=stride, DIM=DIM, BLOCK=ROWS, BLOCK_DIM=COLUMNS, WHOLE=WHOLE)
-    )
-    return tl.sum(x.reshape([8, ROWS // 8, COLUMNS]), 0)
+def stratum_of(keys):
+    """Log2 of the rows of a stratum: the most up to THINNEST that leave SAMPLE strata; 0 if none does."""
+    log2 = tl.cast(0, tl.int32)
+    for halving in tl.static_range(1, THINNEST + 1):
+        log2 += (keys >= SAMPLE << halving).to(tl.int32)
+    return log2
+
+
+@triton.jit
+@no_type_check
+def row_of(number, stratum):
+    """Row of the sample in the stratum of a number.
+
+    Its place is a hash of the number, so that rows with a period, such as the width of a video, are sampled in all phases.
+    """
+    bits = number.to(tl.uint32) * 0x9E3779B1
+    bits = (bits ^ (bits >> 15)) * 0x85EBCA77
+    return (number << stratum) + ((bits >> (32 - THINNEST)).to(tl.int32) & ((1 << stratum) - 1))
 
 
 @triton.jit
@@ -71,15 +88,18 @@ def largest_of_rows(base, first, end, stride, DIM: tl.constexpr, COLUMNS: tl.con
 
 @triton.jit
 @no_type_check
-def sum_of(base, start, end, stride, DIM: tl.constexpr, COLUMNS: tl.constexpr):
-    """Sum of a stretch of rows, per channel."""
+def sum_of(base, start, end, stride, stratum, DIM: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sum of a stretch of a sample's rows, per channel: eight at a time are a thread's own, without exchange."""
     ROWS: tl.constexpr = STEP // COLUMNS
-    whole = end - ((end - start) & (ROWS - 1))
+    columns = tl.arange(0, COLUMNS)
     found = tl.zeros([ROWS // 8, COLUMNS], tl.float32)
-    for first in range(start, whole, ROWS):
-        found += sums_of_rows(base, first, end, stride, DIM, COLUMNS, True)
-    if whole < end:
-        found += sums_of_rows(base, whole, end, stride, DIM, COLUMNS, False)
+    for first in range(start, end, ROWS):
+        numbers = first + tl.arange(0, ROWS)
+        at = (base + row_of(numbers, stratum).to(tl.int64) * stride)[:, None] + columns[None, :]
+        mask = (numbers < end)[:, None]
+        if DIM != COLUMNS:
+            mask = mask & (columns < DIM)[None, :]
+        found += tl.sum(widened(tl.load(at, mask=mask, other=0.0)).reshape([8, ROWS // 8, COLUMNS]), 0)
     return tl.sum(found, 0)
 
 
@@ -124,14 +144,14 @@ def parts_of(parts_ptr, count, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr):
 @triton.jit
 @no_type_check
 def gather_sums(
-    sums, parts_ptr, found_ptr, counter_ptr, part, count, keys, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr
+    sums, parts_ptr, found_ptr, counter_ptr, part, count, rows, COLUMNS: tl.constexpr, CHUNKS: tl.constexpr
 ):
-    """Store the sums of a stretch of K; the last of `count` programs stores the mean."""
+    """Store the sums of a stretch of K; the last of `count` programs stores the mean of all `rows` of the sample."""
     columns = tl.arange(0, COLUMNS)
     tl.store(parts_ptr + part * COLUMNS + columns, sums)
     if is_last(counter_ptr, count):
         tl.debug_barrier()
-        mean = tl.sum(parts_of(parts_ptr, count, COLUMNS, CHUNKS), 0) / tl.maximum(keys, 1).to(tl.float32)
+        mean = tl.sum(parts_of(parts_ptr, count, COLUMNS, CHUNKS), 0) / tl.maximum(rows, 1).to(tl.float32)
         tl.store(found_ptr + columns, mean)
         announce(counter_ptr)
 

@@ -1,11 +1,11 @@
 # ruff: noqa: ANN001, ANN201 (bodies of kernels are not Python)
 """Quantisation of 16-bit tensors in one launch: mean of K and largest |V|, then Q, K and V in 8 bits.
 
-Programs are small and of five kinds.  Statistics of K and of V: each program takes a stretch of a head's rows, and the
-last program of a head combines the stretches.  Quantisation: each program takes 8192 elements of q, k or v and waits for
-the statistics it needs of its head.  Programs are ordered by head, with the statistics some heads ahead, so that K and V
-are still in the L2 when they are read the second time.  Programs start in the order of their ids and those for statistics
-wait for nothing, so a waiting program always waits for programs that are running.
+Programs are small and of five kinds.  Statistics of K and of V: each program takes a stretch of a head's rows, of K those
+of a sample, and the last program of a head combines the stretches.  Quantisation: each program takes 8192 elements of q, k
+or v and waits for the statistics it needs of its head.  Programs are ordered by head, with the statistics some heads ahead,
+so that V is still in the L2 when it is read the second time.  Programs start in the order of their ids and those for
+statistics wait for nothing, so a waiting program always waits for programs that are running.
 
 Address arithmetic is kept small relative to the work per element: divisions multiply by a precomputed reciprocal, K and V
 share their addresses, and each half of a register with two bf16 values is converted by one instruction.
@@ -28,6 +28,7 @@ from attnbench.kernels.flash.quant.portable.channels import (
     gather_sums,
     largest_of,
     scale_of,
+    stratum_of,
     sum_of,
     widened,
 )
@@ -52,7 +53,7 @@ ROUND = tl.constexpr(12582912.0)
 NEVER = tl.constexpr(-(2**31))
 "Below every value of a counter, so a wait for it ends at once."
 COUNTS = (
-    *("seqlen_q", "seqlen_k", "rows_q", "rows_k", "pairs", "chunk", "stretches", "ahead"),
+    *("seqlen_q", "seqlen_k", "rows_q", "rows_k", "pairs", "chunk", "stretches_k", "stretches_v", "ahead"),
     *("heads_kv", "by_heads_kv", "repeats", "by_repeats", "share", "by_share"),
 )
 "Arguments whose values the code is not specialized for."
@@ -255,7 +256,8 @@ def quantise(
     rows_k,
     pairs,
     chunk,
-    stretches,
+    stretches_k,
+    stretches_v,
     ahead,
     heads_kv,
     by_heads_kv,
@@ -267,22 +269,23 @@ def quantise(
 ):
     """One program's work; the launch writes every row of the quantised tensors that a kernel reads.
 
-    A head of K, as of V, has `stretches` programs for its statistics; none in a launch that only quantises.  Program ids
-    begin with the statistics of the first `ahead` heads.  Then each head has a `share` of ids: the statistics of the head
-    that is `ahead` of it, if there is one, and its own quantisation.
+    A head has `stretches_k` programs for the statistics of K and then `stretches_v` for those of V; none in a launch that
+    only quantises.  Program ids begin with the statistics of the first `ahead` heads.  Then each head has a `share` of ids:
+    the statistics of the head that is `ahead` of it, if there is one, and its own quantisation.
     """
     COLUMNS: tl.constexpr = META.COLUMNS
     PARTS: tl.constexpr = COLUMNS // WIDTH
     ROWS: tl.constexpr = NUMBERS // COLUMNS
-    begun = ahead * 2 * stretches
+    stretches = stretches_k + stretches_v
+    begun = ahead * stretches
     index = tl.program_id(0)
     counts = index < begun
     if counts:
-        pair = index // (2 * stretches)
-        index -= pair * (2 * stretches)
+        pair = index // stretches
+        index -= pair * stretches
     else:
         pair, index = divided(index - begun, share, by_share)
-        later = tl.where(ahead < pairs, 2 * stretches, 0)
+        later = tl.where(ahead < pairs, stretches, 0)
         counts = index < later
         pair += tl.where(counts, ahead, 0)
         index -= tl.where(counts, 0, later)
@@ -290,14 +293,18 @@ def quantise(
         batch_of, head = divided(pair, heads_kv, by_heads_kv)
         bounds = sequence(cu_q_ptr, cu_k_ptr, seqlen_q, seqlen_k, batch_of, META.PACKED)
         batch, queries, keys = bounds.batch, bounds.queries, bounds.keys
-        # A sequence without keys still has one stretch.
-        count = tl.maximum((keys + chunk - 1) // chunk, 1) if META.PACKED else stretches
+        of_k_or_v = 2 * PARTS * tiles_of(seqlen_k, TILE)
+        of_q = (index >= of_k_or_v) & (not counts)
+        # Statistics of K, then of V; tiles of both in turn; Q depends on K's statistics.
+        of_k = of_q | tl.where(counts, index < stretches_k, index & 1 == 0)
+        stratum = tl.where(of_k, stratum_of(keys), 0)
+        rows = keys >> stratum
+        count = tl.where(of_k, stretches_k, stretches_v)
+        if META.PACKED:
+            count = tl.maximum((rows + chunk - 1) // chunk, 1)  # a sequence without keys still has one stretch
         # A launch without statistics does not wait, whatever the counters hold.
         ready = tl.where(stretches > 0, count + 1, NEVER)
-        of_k_or_v = 2 * PARTS * tiles_of(seqlen_k, TILE)
-        if counts or index < of_k_or_v:
-            of_k = index & 1 == 0
-            index >>= 1
+        if not of_q:
             row = tl.where(of_k, strides.k.row, strides.v.row)
             base = tl.where(of_k, inputs.k, inputs.v)
             before = tl.cast(batch, tl.int64) * tl.where(of_k, strides.k.batch, strides.v.batch)
@@ -305,13 +312,14 @@ def quantise(
             place = pair + tl.where(of_k, 0, pairs)
             arrived, found = statistics.arrived + place, statistics.found + tl.cast(place, tl.int64) * COLUMNS
             if counts:
+                index -= tl.where(of_k, 0, stretches_k)
                 if index < count:
                     start = index * chunk
-                    end = tl.minimum(start + chunk, keys)
-                    parts = statistics.parts + (tl.cast(place, tl.int64) * stretches) * COLUMNS
+                    end = tl.minimum(start + chunk, rows)
+                    parts = statistics.parts + (tl.cast(place, tl.int64) * stretches_v) * COLUMNS
                     base += before + bounds.key_start * row
                     if of_k:
-                        sums = sum_of(base, start, end, row, META.DIM, COLUMNS)
+                        sums = sum_of(base, start, end, row, stratum, META.DIM, COLUMNS)
                         gather_sums(
                             sums=sums,
                             parts_ptr=parts,
@@ -319,7 +327,7 @@ def quantise(
                             counter_ptr=arrived,
                             part=index,
                             count=count,
-                            keys=keys,
+                            rows=rows,
                             COLUMNS=COLUMNS,
                             CHUNKS=META.CHUNKS,
                         )
@@ -338,6 +346,7 @@ def quantise(
                             CHUNKS=META.CHUNKS,
                         )
             else:
+                index >>= 1
                 part = index & (PARTS - 1)
                 tile = index // PARTS
                 first = tile * TILE
