@@ -35,10 +35,11 @@ CASES = {
 LENGTHS = [(1, 129), (130, 3), (0, 5), (263, 64), (7, 0), (128, 300)]
 
 
-def attend(inputs, short, seed=0):
-    """Output and lse, written over NaN; parts of the kernel interleaved by a seed."""
+def attend(inputs, short, seed=0, spoil=lambda made: None):
+    """Output and lse, written over NaN; parts of the kernel interleaved by a seed; what is quantised may be spoiled."""
     problem = api.quant_problem_of(inputs.q, inputs.k, inputs.v, **inputs.options)
     made = quantised(inputs, api.allocate(inputs.q, inputs.k, problem))
+    spoil(made)
     out = torch.full_like(inputs.q, torch.nan)
     lse = torch.full(api.lse_shape(inputs.q, problem), torch.nan)
     with machine_runs(hopper_forward, "flash_quant_hopper_forward", seed=seed):
@@ -65,6 +66,21 @@ def test_the_bits_are_the_same_in_any_order_of_its_parts(short):
     inputs = inputs_of(140, 330, heads=2)
     first, *others = [attend(inputs, short, seed)[0] for seed in range(4)]
     assert all(torch.equal(one, first) for one in others)
+
+
+@pytest.mark.parametrize("short", [THREE, BESIDE, ONE])
+def test_a_scale_that_is_nan_makes_nan_of_the_64_rows_that_read_its_tile(short):
+    """What a key leaves that is not finite and in no sample."""
+    inputs = inputs_of(600, heads=2, causal=True)
+    out, lse = attend(inputs, short)
+    found, sums = attend(inputs, short, spoil=lambda made: made.k_scale[1, 2, 3].fill_(torch.nan))  # of keys 256 to 383
+    there = torch.zeros(lse.shape, dtype=torch.bool)
+    there[0, 1, 256:] = True
+    assert sums[there].isnan().all()
+    assert torch.equal(sums[~there], lse[~there])
+    there = there.transpose(1, 2)
+    assert found[there].isnan().all()
+    assert torch.equal(found[~there], out[~there])
 
 
 MOST = {"normal": (0.042, 0.040), "outliers": (0.043,) * 2, "channel-bias": (0.004,) * 2, "video": (0.010,) * 2}
