@@ -13,8 +13,20 @@ from attnbench.kernels.flash.quant import api as compiled
 from attnbench.kernels.flash.quant.prepare import inverse_of
 from attnbench.kernels.flash.quant.prepare import sample_of as programs_of
 
+from . import quant_cases
 from .interpreter import interpreted
-from .quant_cases import held, inputs_of, key_scales, mean_of, packed_of, recipe_of, sample_of, sequences
+from .quant_cases import (
+    distance,
+    held,
+    inputs_of,
+    key_scales,
+    mean_of,
+    packed_of,
+    recipe_of,
+    sample_of,
+    sequences,
+    truth_of,
+)
 
 SMALL = "m64n64w4s2"
 
@@ -289,9 +301,20 @@ def test_a_view_with_gaps_is_read_as_it_lies(kernels):
 def test_the_recipe_has_the_error_that_was_published():
     inputs = inputs_of(256, 4096, heads=1, dim=128)
     want = recipe_of(inputs)[0]
-    from .quant_cases import distance, truth_of
-
     assert 0.034 < distance(want, truth_of(inputs)[0]) <= 0.040
+
+
+@pytest.mark.parametrize("kind", ["normal", "outliers", "channel-bias", "video"])
+@pytest.mark.parametrize("keys", [513, 4096])
+def test_the_mean_of_a_sample_is_as_good_as_that_of_all_keys(monkeypatch, kind, keys):
+    cases = [inputs_of(128, keys, kind=kind, dim=dim) for dim in (64, 128)]
+
+    def errors():
+        return sum(distance(recipe_of(inputs)[0], truth_of(inputs)[0]) for inputs in cases)
+
+    of_a_sample = errors()
+    monkeypatch.setattr(quant_cases, "mean_of", lambda k: k.mean(1, keepdim=True))
+    assert of_a_sample <= 1.05 * errors()
 
 
 BAD = {
