@@ -32,7 +32,7 @@ _EXACT: dict[str, tuple[type, ...]] = {
 
 
 def needs_operator(*tensors: Tensor | None) -> bool:
-    """Whether a call must go through its operator: it is compiled, exported or transformed, or its tensors are not plain."""
+    """Whether a call must go through its operator: it is compiled, traced or transformed, or its tensors are not plain."""
     if torch.compiler.is_compiling():
         return True
     for x in tensors:
@@ -41,7 +41,8 @@ def needs_operator(*tensors: Tensor | None) -> bool:
                 return True
         elif isinstance(x, Tensor):
             return True
-    return bool(torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active())
+    modes = torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
+    return bool(modes or torch._C._is_tracing())  # by torch.jit.trace, where shapes are tensors outside of operators
 
 
 def needs_graph(*tensors: Tensor | None) -> bool:
@@ -217,16 +218,16 @@ class Operator:
                     f"{NAMESPACE}::{self.name}: {name} is a nested tensor; packed tensors, its values() with offsets()"
                 )
             if x is not None and not _is_exact(x, types, listed):
-                arguments = self._refused(arguments, at, name)
+                arguments = self._refused(arguments, at, name, types)
         return getattr(getattr(torch.ops, NAMESPACE), self.name).default(*arguments)
 
-    def _refused(self, arguments: tuple[Any, ...], at: int, name: str) -> tuple[Any, ...]:
+    def _refused(self, arguments: tuple[Any, ...], at: int, name: str, types: tuple[type, ...]) -> tuple[Any, ...]:
         """Refuse an argument in the words of an eager call, which the fake kernel has; else read it as such a call does."""
-        x = arguments[at]
+        x, where = arguments[at], f"{NAMESPACE}::{self.name}: {name} is a tensor"
         if isinstance(x, Tensor) and torch.compiler.is_compiling():
-            raise ValueError(
-                f"{NAMESPACE}::{self.name}: {name} is a tensor, whose value compiled code does not know; a Python number"
-            )
+            raise ValueError(f"{where}, whose value compiled code does not know; a Python number")
+        if isinstance(x, Tensor) and torch._C._is_tracing() and types == _WHOLE:
+            raise ValueError(f"{where}, as all lengths are for torch.jit.trace; int() of it, or torch.export")
         self._fake(*arguments)
         return *arguments[:at], as_float(x), *arguments[at + 1 :]
 
