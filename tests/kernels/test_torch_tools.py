@@ -1,4 +1,4 @@
-"""The kernels under PyTorch's own tools: traces of `torch.jit`."""
+"""The kernels under PyTorch's own tools: traces of `torch.jit`, counters of FLOPs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ import torch
 
 pytest.importorskip("triton")
 
-from .interpreter import interpreted
+from torch.utils import flop_counter
+from torch.utils.flop_counter import FlopCounterMode
 
-FAMILIES = ("flash", "flash.quant", "flash.sparse", "hstu.dense", "hstu.bsa")
+from attnbench.workloads.attention.case import AttentionCase
+from attnbench.workloads.attention.work import work as attention_work
+from attnbench.workloads.hstu.case import HstuCase
+from attnbench.workloads.hstu.work import sparse_work
+from attnbench.workloads.hstu.work import work as hstu_work
+
+from .interpreter import interpreted
+from .paged_step import make_step
+
+FAMILIES = ("flash", "flash.quant", "flash.sparse", "flash.sparse_quant", "hstu.dense", "hstu.bsa", "hstu.paged")
 OLD = "ignore:`torch.jit:DeprecationWarning"
 DIFFERENTIABLE = ("flash", "hstu.dense", "hstu.bsa")
 
@@ -35,6 +45,7 @@ def attention(apis: Any, family: str) -> Callable[[torch.Tensor, torch.Tensor], 
         "flash": lambda x, _: api.flash_attention(x, x, x, causal=True)[0],
         "flash.quant": lambda x, _: api.flash_quant_attention(x.half(), x.half(), x.half())[0],
         "flash.sparse": lambda x, _: api.flash_sparse_attention(x, x, x, every, block=(64, 64))[0],
+        "flash.sparse_quant": lambda x, _: api.flash_sparse_quant_attention(*[x.half()] * 3, every, block=(64, 64))[0],
         "hstu.dense": lambda x, ends: api.hstu_attention(x[0], x[0], x[0], ends, 64)[None],
         "hstu.bsa": lambda x, ends: api.hstu_bsa_attention(
             x[0], x[0], x[0], ends, 64, block_size=16, block_counts=2, scaling_seqlen=64
@@ -52,7 +63,7 @@ def gradient(attend: Any, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings(OLD)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES[:-1])
 def test_a_trace_of_torch_jit_is_of_any_length_differentiated_and_saved(apis, family, recwarn):
     attend = attention(apis, family)
     traced = torch.jit.trace(attend, drawn(40))
@@ -83,3 +94,102 @@ def test_a_length_that_torch_jit_traces_is_refused_as_what_it_is(apis):
         with pytest.warns(torch.jit.TracerWarning, match="Python integer"):
             traced = torch.jit.trace(lambda x, ends, call=call: call(x, ends, int(x.shape[1])), given)
         assert torch.equal(traced(*given), call(*given, 40))
+
+
+def counted(run: Callable[[], Any]) -> list[int]:
+    """FLOPs of each operator that a function calls."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return [*counter.get_flop_counts().get("Global", {}).values()]
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def both_flops(work: Any, case: Any, **fields: Any) -> list[int]:
+    return [work(case(**fields, mode=mode)).flops for mode in ("fwd", "bwd")]
+
+
+def test_flash_attention_counts_as_sdpa_and_a_mask_changes_nothing(apis):
+    flash = apis["flash"].flash_attention
+    q, k, v = draw(2, 9, 4, 16), draw(2, 13, 2, 16), draw(2, 13, 2, 32)
+    shape = {"batch": 2, "seqlen": 9, "seqlen_k": 13, "nheads": 4, "nheads_kv": 2, "headdim": 16, "headdim_v": 32}
+    exact = both_flops(attention_work, AttentionCase, **shape)
+    given = [(x.shape[0], x.shape[2], x.shape[1], x.shape[3]) for x in (q, k, v)]
+    grad = (2, 4, 9, 32)
+    assert exact == [flop_counter.sdpa_flop_count(*given), flop_counter.sdpa_backward_flop_count(grad, *given)]
+    for mask in ({}, {"causal": True}, {"window": (3, 0)}):
+        assert counted(lambda mask=mask: flash(q, k, v, **mask)[0].sum().backward()) == exact
+
+
+def test_packed_rows_count_by_their_lengths_and_without_values_by_their_bound(apis):
+    flash, hstu = apis["flash"].flash_attention, apis["hstu.dense"].hstu_attention
+    q, k, few, many = draw(9, 2, 16), draw(20, 2, 16), ints(0, 2, 9), ints(0, 15, 20)
+
+    def packed(q, k, few, many):
+        bounds = {"max_seqlen_q": 8, "max_seqlen_k": 16}
+        flash(q, k, k, cu_seqlens_q=few, cu_seqlens_k=many, **bounds)[0].sum().backward()
+
+    def jagged(q, k, few, many):
+        hstu(q, k, k, many, 16, offsets_q=few, max_seqlen_q=8).sum().backward()
+
+    pair = 2 * 2 * 16  # both heads
+    for run in (packed, jagged):
+        pairs = 2 * 15 + 7 * 5
+        assert counted(lambda run=run: run(q, k, few, many)) == [2 * pair * pairs, 5 * pair * pairs]
+        with torch._subclasses.FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(x) for x in (q, k, few, many)]
+            assert counted(lambda run=run, fakes=fakes: run(*fakes)) == [2 * pair * 256, 5 * pair * 256]
+    alone = [2 * pair * (15**2 + 5**2), 5 * pair * (15**2 + 5**2)]
+    assert counted(lambda: flash(k, k, k, cu_seqlens_q=many, max_seqlen_q=16)[0].sum().backward()) == alone
+    assert counted(lambda: hstu(k, k, k, many, 16).sum().backward()) == alone
+
+
+def test_hstu_attention_counts_whole_products_and_a_block_sparse_one_those_of_its_branches(apis):
+    hstu, bsa = apis["hstu.dense"].hstu_attention, apis["hstu.bsa"].hstu_bsa_attention
+    shape = {"batch": 2, "seqlen": 64, "nheads": 2, "attn_dim": 16, "linear_dim": 32}
+    q, k, v, ends = draw(128, 2, 16), draw(128, 2, 16), draw(128, 2, 32), ints(0, 64, 128)
+    exact = both_flops(hstu_work, HstuCase, **shape, causal=False)
+    assert counted(lambda: hstu(q, k, v, ends, 64).sum().backward()) == exact
+    # The last row of a sequence of whole blocks sees all of its branches.
+    branches = {"block_size": 16, "block_counts": 3, "local_window": 20}
+    exact = both_flops(sparse_work, HstuCase, **shape, **branches, delta_q=1)
+    last = {"offsets_q": ints(0, 1, 2), "max_seqlen_q": 1}
+    assert counted(lambda: bsa(q[:2], k, v, ends, 64, **branches, **last)[0].sum().backward()) == exact
+
+
+def test_operators_without_a_backward_are_counted(apis):
+    x, every = torch.randn(2, 40, 2, 16).half(), torch.ones(2, 2, 1, 1, dtype=torch.bool)
+    dense, blocks = [4 * 16 * 2 * 2 * 40 * 40], {"block": (64, 64)}
+    sparse, quant = apis["flash.sparse"], apis["flash.sparse_quant"].flash_sparse_quant_attention
+    lists = sparse.make_lists(every, x, x, **blocks)
+    assert counted(lambda: apis["flash.quant"].flash_quant_attention(x, x, x)) == dense
+    for attend in (sparse.flash_sparse_attention, quant):
+        assert counted(lambda attend=attend: attend(x, x, x, every, **blocks)) == dense
+        assert counted(lambda attend=attend: attend(x, x, x, ~every, **blocks)) == dense
+    assert counted(lambda: sparse.flash_sparse_attention(x, x, x, lists, **blocks)) == dense
+    paged, made = apis["hstu.paged"], make_step([(40, 3, 2), (0, 5, 0)], heads=2)
+    step = paged.Step(**made.table)
+    given = made.q, made.k, made.v, made.pool, step
+    assert counted(lambda: paged.hstu_paged_attention(*given, scaling_seqlen=64)) == [4 * 16 * 2 * (5 * 45 + 5 * 5)]
+    assert counted(lambda: paged.hstu_paged_append(*given[1:])) == []
+
+
+def test_every_operator_but_a_copy_has_a_count(apis):
+    operators = vars(torch.ops.attnbench)["_defined"]
+    assert {"flash_backward", "hstu_bsa_backward", "hstu_paged_forward"} <= {*operators}
+    uncounted = {name for name in operators if getattr(torch.ops.attnbench, name) not in flop_counter.flop_registry}
+    assert uncounted == {"hstu_paged_append"}
+
+
+@pytest.mark.parametrize("family", DIFFERENTIABLE)
+def test_compiled_calls_are_counted_as_eager_ones(apis, family):
+    """PyTorch runs what is compiled eagerly while it counts."""
+    attend, (x, ends) = attention(apis, family), drawn(40, grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, backend="aot_eager")
+    compiled(x, ends).sum().backward()
+    eager = counted(lambda: attend(x, ends).sum().backward())
+    assert len(eager) == 2
+    assert counted(lambda: compiled(x, ends).sum().backward()) == eager

@@ -14,6 +14,7 @@ from torch import Tensor
 from attnbench.kernels.flash.calls import call_of, given_backward, given_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
 from attnbench.kernels.flash.problem import check_device, lse_extents, problem_of
+from attnbench.kernels.shared.flops import backward_flops, forward_flops, packed_lengths
 from attnbench.kernels.shared.kept import Results
 from attnbench.kernels.shared.operators import Operator, no_second, save_nothing, where_known
 
@@ -98,6 +99,23 @@ def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, ls
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
+def pairs_of(q: Tensor, k: Tensor, cu_seqlens_q: Tensor | None, *rest: Any) -> int:
+    """(query, key) pairs of a head, over all sequences."""
+    if cu_seqlens_q is None:
+        return q.shape[0] * q.shape[1] * k.shape[1]
+    return sum(queries * keys for queries, keys in packed_lengths(cu_seqlens_q, *rest))
+
+
+def forward_count(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> int:
+    """FLOPs of the forward."""
+    return forward_flops(q, v, pairs_of(q, k, *rest[:4]))
+
+
+def backward_count(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> int:
+    """FLOPs of the backward."""
+    return backward_flops(q, v, pairs_of(q, k, *rest[:4]))
+
+
 def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     """Save tensors and arguments for the backward."""
     q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.numbers = inputs
@@ -121,6 +139,7 @@ BACKWARD = Operator(
     fake_backward,
     setup=save_nothing,
     backward=no_second,
+    flops=backward_count,
 )
 FORWARD = Operator(
     f"flash_forward({TENSORS}, {NUMBERS}) -> (Tensor, Tensor)",
@@ -128,5 +147,6 @@ FORWARD = Operator(
     fake_forward,
     setup=save,
     backward=gradients,
+    flops=forward_count,
     casts=3,
 )

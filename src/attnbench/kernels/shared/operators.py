@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
 from attnbench.kernels.shared.limits import as_float
 
@@ -136,6 +137,7 @@ class Operator:
         *,
         setup: Callable[..., None] | None = None,
         backward: Callable[..., Any] | None = None,
+        flops: Callable[..., int] | None = None,
         casts: int = 0,
     ) -> None:
         """Define an operator.
@@ -146,6 +148,7 @@ class Operator:
             fake: checks its arguments, and makes empty results.
             setup: saves for the backward, as for `torch.library.register_autograd`.
             backward: gradients of all arguments.
+            flops: what `FlopCounterMode` counts for these arguments (`shared.flops`); None: nothing.
             casts: number of leading arguments that autocast casts.
         """
         self.name = schema.partition("(")[0]
@@ -160,6 +163,8 @@ class Operator:
         for key in ("CPU", "CUDA"):
             library.impl(self.name, _refusing_forward_mode(_now(run), self.name), key)
         torch.library.register_fake(whole, _now(fake), lib=library)
+        if flops is not None:
+            register_flop_formula(getattr(torch.ops.attnbench, self.name), get_raw=True)(_counting(_now(flops)))
         if backward is not None and setup is not None:
             torch.library.register_autograd(whole, _now(backward), setup_context=_now(setup), lib=library)
         if not schema.endswith("()"):  # PyTorch decomposes an operator that changes its arguments by itself
@@ -259,6 +264,13 @@ def _refusing_forward_mode(function: Callable[..., Any], name: str) -> Callable[
         return function(*arguments)
 
     return run
+
+
+def _counting(flops: Callable[..., int]) -> Callable[..., int]:
+    def count(*arguments: Any, out_val: Any = None) -> int:
+        return flops(*arguments)
+
+    return count
 
 
 def _now(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnbench.kernels.flash.operators import forward_count
 from attnbench.kernels.flash.problem import lse_extents
 from attnbench.kernels.flash.quant.calls import call, check_device, config_for
 from attnbench.kernels.flash.quant.problem import quant_problem_of
@@ -62,5 +63,6 @@ FORWARD = Operator(
     fake_forward,
     setup=without_gradients,
     backward=no_gradients,
+    flops=forward_count,
     casts=3,
 )

@@ -14,6 +14,7 @@ from torch import Tensor
 from attnbench.kernels.flash.sparse.calls import call, check_device, config_for
 from attnbench.kernels.flash.sparse.lists import BlockLists, ListTensors, MadeFor
 from attnbench.kernels.flash.sparse.problem import check_map, sparse_problem_of
+from attnbench.kernels.shared.flops import forward_flops
 from attnbench.kernels.shared.operators import Operator, no_gradients, where_known, without_gradients
 
 TENSORS = "Tensor q, Tensor k, Tensor v"
@@ -83,6 +84,11 @@ def fake_listed(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> Results:
     return _results(q, k, v, *numbers)
 
 
+def dense_count(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> int:
+    """FLOPs without a map, which PyTorch's counter does not read for its own block-sparse attention either."""
+    return forward_flops(q, v, q.shape[0] * q.shape[1] * k.shape[1])
+
+
 def _results(
     q: Tensor, k: Tensor, v: Tensor, block: Any, causal: bool, scale: float | None, config: str | None
 ) -> Results:
@@ -100,6 +106,7 @@ FORWARD = Operator(
     fake_forward,
     setup=without_gradients,
     backward=no_gradients,
+    flops=dense_count,
     casts=3,
 )
 LISTED = Operator(
@@ -108,5 +115,6 @@ LISTED = Operator(
     fake_listed,
     setup=without_gradients,
     backward=no_gradients,
+    flops=dense_count,
     casts=3,
 )

@@ -15,6 +15,7 @@ from attnbench.kernels.flash.sparse.operators import (
     NUMBERS,
     TENSORS,
     Results,
+    dense_count,
     empty_results,
     lists_of,
     split_arguments,
@@ -79,6 +80,7 @@ FORWARD = Operator(
     fake_forward,
     setup=without_gradients,
     backward=no_gradients,
+    flops=dense_count,
     casts=3,
 )
 LISTED = Operator(
@@ -87,5 +89,6 @@ LISTED = Operator(
     fake_listed,
     setup=without_gradients,
     backward=no_gradients,
+    flops=dense_count,
     casts=3,
 )

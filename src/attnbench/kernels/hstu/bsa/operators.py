@@ -14,6 +14,7 @@ from torch import Tensor
 from attnbench.kernels.hstu.bsa.calls import Numbers, call_of, checked
 from attnbench.kernels.hstu.bsa.inputs import BsaTensors, problem_of
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, saved_shapes
+from attnbench.kernels.shared.flops import backward_flops, forward_flops, packed_lengths
 from attnbench.kernels.shared.kept import Results
 from attnbench.kernels.shared.operators import Operator, no_second, save_nothing, where_known
 
@@ -89,6 +90,27 @@ def fake_backward(dout: Tensor, blocks: Tensor, *arguments: Any) -> Results:
     return *(x.new_empty(x.shape) for x in (tensors.q, tensors.k, tensors.v)), dgates
 
 
+def pairs_of(tensors: BsaTensors, numbers: Numbers) -> int:
+    """Pairs of a head: of each query with the means of all blocks, with the blocks it may select, and with its window."""
+    size, window = numbers.block_size, numbers.local_window or 0
+    most = size * numbers.block_counts
+    lengths = packed_lengths(tensors.offsets_q, tensors.offsets, numbers.max_seqlen_q, numbers.max_seqlen)
+    return sum(queries * (keys // size + min(keys, most) + min(keys, window)) for queries, keys in lengths)
+
+
+def forward_count(*arguments: Any) -> int:
+    """FLOPs of the forward."""
+    tensors, numbers = split_arguments(arguments)
+    return forward_flops(tensors.q, tensors.v, pairs_of(tensors, numbers))
+
+
+def backward_count(dout: Tensor, blocks: Tensor, *arguments: Any) -> int:
+    """FLOPs of the backward."""
+    given, rest = arguments[:TENSOR_COUNT], arguments[TENSOR_COUNT:]
+    tensors, numbers = split_arguments(given + rest[len(Saved._fields) :])
+    return backward_flops(tensors.q, tensors.v, pairs_of(tensors, numbers))
+
+
 def save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
     """Save tensors and arguments for the backward."""
     _, blocks, *saved = output
@@ -115,6 +137,7 @@ BACKWARD = Operator(
     fake_backward,
     setup=save_nothing,
     backward=no_second,
+    flops=backward_count,
 )
 FORWARD = Operator(
     f"hstu_bsa_forward({TENSORS}, {NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
@@ -122,5 +145,6 @@ FORWARD = Operator(
     fake_forward,
     setup=save,
     backward=gradients,
+    flops=forward_count,
     casts=4,
 )

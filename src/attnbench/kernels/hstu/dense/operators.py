@@ -13,6 +13,7 @@ from torch import Tensor
 from attnbench.kernels.hstu.dense.calls import call_of, problem_of
 from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
 from attnbench.kernels.hstu.dense.problem import check_device
+from attnbench.kernels.shared.flops import backward_flops, forward_flops, packed_lengths
 from attnbench.kernels.shared.kept import Results
 from attnbench.kernels.shared.operators import Operator, no_second, save_nothing, where_known
 
@@ -101,6 +102,21 @@ def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> 
     return tuple(x.new_empty(x.shape) for x in (q, k, v))
 
 
+def pairs_of(offsets: Tensor, offsets_q: Tensor | None, _targets: Any, max_seqlen: int, max_seqlen_q: Any) -> int:
+    """(query, key) pairs of a head, over all sequences."""
+    return sum(queries * keys for queries, keys in packed_lengths(offsets_q, offsets, max_seqlen_q, max_seqlen))
+
+
+def forward_count(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> int:
+    """FLOPs of the forward."""
+    return forward_flops(q, v, pairs_of(*rest[:5]))
+
+
+def backward_count(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> int:
+    """FLOPs of the backward."""
+    return backward_flops(q, v, pairs_of(*rest[:5]))
+
+
 def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save tensors and arguments for the backward."""
     q, k, v, offsets, offsets_q, num_targets, *numbers = inputs
@@ -120,7 +136,14 @@ BACKWARD = Operator(
     fake_backward,
     setup=save_nothing,
     backward=no_second,
+    flops=backward_count,
 )
 FORWARD = Operator(
-    f"hstu_forward({GIVEN}, {NUMBERS}) -> Tensor", run_forward, fake_forward, setup=save, backward=gradients, casts=3
+    f"hstu_forward({GIVEN}, {NUMBERS}) -> Tensor",
+    run_forward,
+    fake_forward,
+    setup=save,
+    backward=gradients,
+    flops=forward_count,
+    casts=3,
 )

@@ -25,6 +25,7 @@ from attnbench.kernels.hstu.paged.calls import (
     step_of,
 )
 from attnbench.kernels.hstu.paged.problem import Step, check_step
+from attnbench.kernels.shared.flops import forward_flops, numbers_in
 from attnbench.kernels.shared.operators import Operator, no_gradients, where_known, without_gradients
 
 TABLE = "Tensor offsets, Tensor cached, Tensor indptr, Tensor indices, Tensor? num_targets"
@@ -71,6 +72,13 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> T
     return q.new_empty(q.shape)
 
 
+def forward_count(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> int:
+    """FLOPs of the forward: of the new rows with the cached and the new ones."""
+    step, _ = split_arguments(rest)
+    new, cached = numbers_in(step.offsets.diff(), step.max_new), numbers_in(step.cached, step.max_cached)
+    return forward_flops(q, v, sum(m * (m + n) for m, n in zip(new, cached, strict=True)))
+
+
 def run_append(k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> None:
     """Append to the pool."""
     step, _ = split_arguments(rest)
@@ -96,6 +104,7 @@ FORWARD = Operator(
     fake_forward,
     setup=without_gradients,
     backward=no_gradients,
+    flops=forward_count,
 )
 APPENDS = Operator(
     f"hstu_paged_append(Tensor k, Tensor v, Tensor(a!) pool, {TABLE}, {BOUNDS}) -> ()", run_append, fake_append

@@ -1,0 +1,43 @@
+"""Floating-point operations as `torch.utils.flop_counter.FlopCounterMode` counts them: by PyTorch's own convention.
+
+Products of whole sequences count, also what a mask hides: a causal call counts as much as one without a mask, and a map
+of blocks changes nothing.  Only matrix products count, a multiply-add as 2, with those that a backward computes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+
+def forward_flops(q: Tensor, v: Tensor, pairs: int) -> int:
+    """Q Kᵀ and P V of so many (query, key) pairs in every head of q [..., H, D] and v [..., Dv]."""
+    return 2 * (q.shape[-1] + v.shape[-1]) * q.shape[-2] * pairs
+
+
+def backward_flops(q: Tensor, v: Tensor, pairs: int) -> int:
+    """The same of a backward: Q Kᵀ again, dV, dP, dQ and dK."""
+    return 2 * (3 * q.shape[-1] + 2 * v.shape[-1]) * q.shape[-2] * pairs
+
+
+def packed_lengths(offsets_q: Any, offsets_k: Any, max_q: Any, max_k: Any) -> Iterable[tuple[int, int]]:
+    """Queries and keys of each packed sequence; offsets, and bounds, that are None are those of the other side."""
+    offsets_q, offsets_k = _both(offsets_q, offsets_k)
+    max_q, max_k = _both(max_q, max_k)
+    return zip(numbers_in(offsets_q.diff(), max_q), numbers_in(offsets_k.diff(), max_k), strict=True)
+
+
+def _both(one: Any, other: Any) -> tuple[Any, Any]:
+    return other if one is None else one, one if other is None else other
+
+
+def numbers_in(x: Tensor, bound: int) -> Any:
+    """Numbers in a tensor, which are read as PyTorch's counter does; the bound of each where a tensor has no values."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    if isinstance(x, FakeTensor | FunctionalTensor) or x.device.type == "meta":
+        return [bound] * x.shape[0]
+    return x.tolist()
