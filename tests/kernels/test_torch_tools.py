@@ -24,6 +24,8 @@ from .interpreter import interpreted
 from .paged_step import make_step
 
 FAMILIES = ("flash", "flash.quant", "flash.sparse", "flash.sparse_quant", "hstu.dense", "hstu.bsa", "hstu.paged")
+LEAF = r"ignore:The \.grad attribute of a Tensor that is not a leaf:UserWarning"
+"PyTorch reads it of every saved tensor."
 OLD = "ignore:`torch.jit:DeprecationWarning"
 DIFFERENTIABLE = ("flash", "hstu.dense", "hstu.bsa")
 
@@ -193,3 +195,86 @@ def test_compiled_calls_are_counted_as_eager_ones(apis, family):
     eager = counted(lambda: attend(x, ends).sum().backward())
     assert len(eager) == 2
     assert counted(lambda: compiled(x, ends).sum().backward()) == eager
+
+
+@pytest.mark.parametrize("family", DIFFERENTIABLE)
+def test_a_backward_alone_is_counted(apis, family):
+    attend, (x, ends) = attention(apis, family), drawn(40, grad=True)
+    _, backward = counted(lambda: attend(x, ends).sum().backward())
+    out = attend(x, ends)
+    assert counted(lambda: out.sum().backward()) == [backward]
+
+
+CALLS = {
+    "flash": (
+        {},
+        {"causal": True},
+        {"causal": True, "scale": 0.3},
+        {"window": (5, 0), "backward": "b16x16w4s1-atomic"},
+    ),
+    "packed": ({}, {"causal": True, "deterministic": True}),
+    "hstu.dense": ({}, {"alpha": 1}, {"max_attn_len": 5, "num_targets": ints(2, 3)}),
+    "hstu.bsa": ({"block_counts": 1}, {"block_counts": 2}, {"block_counts": 2, "gates": None}),
+}
+
+
+@pytest.mark.filterwarnings(LEAF)
+@pytest.mark.parametrize("family", CALLS)
+def test_compiled_autograd_of_an_eager_forward_is_one_graph(apis, family):
+    """Of each call: its backward is traced without a break, for any length after two, and not taken for another's."""
+    from torch._dynamo import compiled_autograd
+
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def differentiated(n: int, given: dict[str, Any]) -> torch.Tensor:
+        x = drawn(n, grad=True)[0]
+        more, ends, packed = dict(given), ints(0, 13, n), x[0]
+        if "gates" in more:
+            more["gates"] = packed[..., :2].sigmoid().contiguous()
+        if family == "flash":
+            out = apis["flash"].flash_attention(x, x, x, **more)[0]
+        elif family == "packed":
+            flash = apis["flash"].flash_attention
+            out = flash(packed, packed, packed, cu_seqlens_q=ends, max_seqlen_q=n, **more)[0]
+        elif family == "hstu.dense":
+            out = apis[family].hstu_attention(packed, packed, packed, ends, 64, **more)
+        else:
+            out = apis[family].hstu_bsa_attention(packed, packed, packed, ends, 64, block_size=16, **more)[0]
+        out.sin().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    torch._dynamo.reset()
+    for given in CALLS[family]:
+        before = len(graphs)
+        for n in (40, 47, 55):
+            truth = differentiated(n, given)
+            with compiled_autograd._enable(torch.compile(backend=backend, fullgraph=True)):
+                torch.testing.assert_close(differentiated(n, given), truth)
+        assert len(graphs) - before <= 3
+        assert all("_backward" in str(graph.code) for graph in graphs)
+
+
+@pytest.mark.filterwarnings(LEAF)
+def test_configurations_that_an_operator_does_not_take_are_refused_by_compiled_autograd(apis):
+    from torch._dynamo import compiled_autograd
+
+    x, ends = drawn(40, grad=True)
+    dense, bsa = apis["hstu.dense"], apis["hstu.bsa"]
+    config = bsa.BsaConfig(silu="exp")
+    backward = dense.default_backward(x[0], x[0], x[0], 64, deterministic=False)
+    for out, name in (
+        (dense.hstu_attention(x[0], x[0], x[0], ends, 64, backward=backward), "hstu_backward"),
+        (bsa.hstu_bsa_attention(x[0], x[0], x[0], ends, 64, block_counts=2, config=config)[0], "hstu_bsa_backward"),
+    ):
+        torch._dynamo.reset()
+        refused = f"{name}: a configuration is given; None, the tuned default, in compiled code"
+        with (
+            compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)),
+            pytest.raises(Exception, match=refused),
+        ):
+            out.sum().backward()

@@ -30,7 +30,7 @@ from attnbench.kernels.flash.problem import (
     takes_tma,
 )
 from attnbench.kernels.shared.card import capability_of, processors
-from attnbench.kernels.shared.gradients import Differentiable, copied, once, unreadable
+from attnbench.kernels.shared.gradients import Differentiable, by_operator, copied, is_watched, once, unreadable
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of
 from attnbench.kernels.shared.limits import as_float, check_flags, lies_in_rows
 from attnbench.kernels.shared.tiling import Grid, block_of
@@ -166,10 +166,14 @@ def _takes_grad(grad: Tensor, config: BackwardConfig) -> bool:
 class Call:
     """A call without its tensors: its checked problem, and the cached launches of both directions."""
 
-    __slots__ = ("backward", "config", "forward", "problem")
+    __slots__ = ("backward", "config", "forward", "numbers", "problem")
 
-    def __init__(self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig) -> None:
+    def __init__(
+        self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig, numbers: tuple[Any, ...]
+    ) -> None:
         self.problem, self.config = problem.at(None, None), backward
+        self.numbers = numbers
+        "arguments of the operators after the tensors"
         self.forward = Launches(partial(_run_forward, self.problem, forward), JAGGED if problem.packed else DENSE)
         self.backward: Kept[tuple[tuple[int, ...], Launches]] = Kept()
         "keyed by `facts_of` the tensors: numbers of those that are copied first, and the launches"
@@ -277,7 +281,11 @@ class FlashAttention(Differentiable):
         dout, *_ = grads
         if dout is None:  # the output's gradient was not requested
             return (None,) * 6
-        return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None
+        if is_watched():
+            found = by_operator("flash_backward", (dout, *ctx.saved_tensors), ctx.call.numbers)
+        else:
+            found = ctx.call.gradients(dout, *ctx.saved_tensors)
+        return *found, None, None, None
 
 
 def call_of(
@@ -331,5 +339,8 @@ def call_of(
         problem = bounded(problem, (most_q, most_k), causal=causal, window=window)
         configs = _forward_of(forward, q, k, v, problem), _backward_of(backward, q, k, v, problem, deterministic)
         check_device(q, compiled=isinstance(flash_forward, triton.JITFunction))
-        call = CALLS.keep(key, Call(problem, *configs))
+        names = getattr(forward, "short", forward), getattr(backward, "short", backward)
+        reach = None if window is None else tuple(window)  # the list that was passed may change
+        given = *((most_q, most_k) if packed else (None, None)), causal, reach, scale, deterministic, *names
+        call = CALLS.keep(key, Call(problem, *configs, given))
     return call

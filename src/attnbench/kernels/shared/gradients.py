@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -46,6 +46,23 @@ def copied(tensors: Sequence[Tensor | None], numbers: Container[int]) -> list[An
         x.clone(memory_format=torch.contiguous_format) if x is not None and number in numbers else x
         for number, x in enumerate(tensors)
     ]
+
+
+def is_watched() -> bool:
+    """Whether a backward goes through its operator: compiled autograd traces it, or a dispatch mode sees it."""
+    return torch.compiler.is_dynamo_compiling() or bool(torch._C._len_torch_dispatch_stack())
+
+
+def by_operator(name: str, tensors: Iterable[Tensor | None], numbers: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    """Gradients by the operator of this name.
+
+    Raises:
+        ValueError: there are no numbers, because configurations were passed, which the operator does not take.
+    """
+    if numbers is None:
+        raise ValueError(f"{name}: a configuration is given; None, the tuned default, in compiled code")
+    found: tuple[Any, ...] = getattr(torch.ops.attnbench, name).default(*tensors, *numbers)
+    return found
 
 
 class _Refusal(torch.autograd.Function):

@@ -22,7 +22,7 @@ from attnbench.kernels.hstu.bsa.plan import (
 )
 from attnbench.kernels.hstu.bsa.problem import BsaProblem
 from attnbench.kernels.hstu.dense.problem import alpha_of
-from attnbench.kernels.shared.gradients import Differentiable, copied, once, unreadable
+from attnbench.kernels.shared.gradients import Differentiable, by_operator, copied, is_watched, once, unreadable
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
 from attnbench.kernels.shared.limits import check_flags
 
@@ -30,10 +30,11 @@ from attnbench.kernels.shared.limits import check_flags
 class Call:
     """A call without its tensors: its checked problem, its configuration, and the cached launches of both directions."""
 
-    __slots__ = ("backward", "config", "forward", "problem")
+    __slots__ = ("backward", "config", "forward", "numbers", "problem")
 
-    def __init__(self, problem: BsaProblem, config: BsaConfig) -> None:
-        self.problem, self.config = problem, config
+    def __init__(self, problem: BsaProblem, config: BsaConfig, numbers: Numbers | None) -> None:
+        self.problem, self.config, self.numbers = problem, config, numbers
+        "numbers: of the operators; None: a configuration was passed, which they do not take"
         self.forward = Launches(partial(_run_forward, problem, config))
         self.backward: Kept[tuple[tuple[int, ...], Launches]] = Kept()
         "keyed by `facts_of` the tensors: numbers of those that are copied first, and the launches"
@@ -133,7 +134,15 @@ class HstuBsaAttention(Differentiable):
         dout, *_ = grads
         if dout is None:  # the output's gradient was not requested
             return (None,) * 8
-        return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None, None
+        if is_watched():
+            blocks, q, k, v, gates, *rest = ctx.saved_tensors
+            missing = (blocks.new_empty(0) for _ in range(12 - len(ctx.saved_tensors)))  # lists, of one block a query
+            tensors = dout, blocks, q, k, v, gates, *rest, *missing
+            dq, dk, dv, dgates = by_operator("hstu_bsa_backward", tensors, ctx.call.numbers)
+            found: tuple[Any, ...] = dq, dk, dv, None if gates is None else dgates
+        else:
+            found = ctx.call.gradients(dout, *ctx.saved_tensors)
+        return *found, None, None, None, None
 
 
 class Numbers(NamedTuple):
@@ -181,6 +190,6 @@ def call_of(tensors: BsaTensors, numbers: Numbers, config: BsaConfig | None = No
     call = CALLS.get(key)
     if call is None or validate is not False:
         problem = checked(tensors, numbers, config, validate=validate)
-        config = config or default_config(problem, tensors.capability, rows=tensors.rows)
-        call = CALLS.keep(key, Call(problem, config))
+        chosen = config or default_config(problem, tensors.capability, rows=tensors.rows)
+        call = CALLS.keep(key, Call(problem, chosen, numbers if config is None else None))
     return call

@@ -36,7 +36,7 @@ from attnbench.kernels.hstu.dense.problem import (
     wrong,
 )
 from attnbench.kernels.shared.card import capability_of
-from attnbench.kernels.shared.gradients import Differentiable, copied, once, unreadable
+from attnbench.kernels.shared.gradients import Differentiable, by_operator, copied, is_watched, once, unreadable
 from attnbench.kernels.shared.hopper import is_rows
 from attnbench.kernels.shared.kept import Kept, Launches, Results, empty, exact, facts_of, rows_in
 from attnbench.kernels.shared.limits import check_flags
@@ -153,10 +153,14 @@ TABLE = ("offsets", "offsets_q", "num_targets")
 class Call:
     """A call without its tensors: the numbers of its checked problem, and the cached launches of both directions."""
 
-    __slots__ = ("backward", "config", "forward", "problem_at")
+    __slots__ = ("backward", "config", "forward", "numbers", "problem_at")
 
-    def __init__(self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig) -> None:
+    def __init__(
+        self, problem: Problem, forward: ForwardConfig, backward: BackwardConfig, numbers: tuple[Any, ...] | None
+    ) -> None:
         self.problem_at, self.config = _without_tensors(problem), backward
+        self.numbers = numbers
+        "arguments of the operators after the tensors; None: configurations were passed, which they do not take"
         self.forward = Launches(partial(_run_forward, self.problem_at, forward))
         self.backward: Kept[tuple[tuple[int, ...], Launches]] = Kept()
         "keyed by `facts_of` the tensors: numbers of those that are copied first, and the launches"
@@ -235,7 +239,11 @@ class HstuAttention(Differentiable):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the forward's arguments."""
         (dout,) = grads
-        return *ctx.call.gradients(dout, *ctx.saved_tensors), None, None, None, None
+        if is_watched():
+            found = by_operator("hstu_backward", (dout, *ctx.saved_tensors), ctx.call.numbers)
+        else:
+            found = ctx.call.gradients(dout, *ctx.saved_tensors)
+        return *found, None, None, None, None
 
 
 def problem_of(
@@ -300,21 +308,9 @@ def call_of(
     Raises:
         ValueError: as `hstu_attention`.
     """
-    key = (
-        facts_of(q, k, v, offsets, offsets_q, num_targets, jagged=range(3)),
-        exact(
-            max_seqlen,
-            max_seqlen_q,
-            alpha,
-            scaling_seqlen,
-            causal,
-            contextual_len,
-            max_attn_len,
-            deterministic,
-            forward,
-            backward,
-        ),
-    )
+    numbers = max_seqlen, max_seqlen_q, alpha, scaling_seqlen, causal, contextual_len, max_attn_len, deterministic
+    facts = facts_of(q, k, v, offsets, offsets_q, num_targets, jagged=range(3))
+    key = facts, exact(*numbers, forward, backward)
     call = CALLS.get(key)
     if call is None or validate is not False:
         check_flags(WHO, causal=causal, deterministic=deterministic, validate=validate)
@@ -337,7 +333,8 @@ def call_of(
             check_values(q, k, v, problem)
         configs = _configs(q, k, v, problem, forward, backward, deterministic)
         check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
-        call = CALLS.keep(key, Call(problem, *configs))
+        given = None if forward or backward else (*numbers[:2], problem.alpha, *numbers[3:])
+        call = CALLS.keep(key, Call(problem, *configs, given))
     return call
 
 
