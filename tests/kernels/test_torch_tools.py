@@ -1,9 +1,10 @@
-"""The kernels under PyTorch's own tools: traces of `torch.jit`, counters of FLOPs."""
+"""The kernels under PyTorch's own tools: traces of `torch.jit`, counters of FLOPs, compiled autograd, checkpoints."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from torch.utils import flop_counter
+from torch.utils import checkpoint, flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.workloads.attention.case import AttentionCase
@@ -278,3 +279,20 @@ def test_configurations_that_an_operator_does_not_take_are_refused_by_compiled_a
             pytest.raises(Exception, match=refused),
         ):
             out.sum().backward()
+
+
+@pytest.mark.parametrize("family", DIFFERENTIABLE)
+def test_checkpoints_of_all_kinds_give_the_same_gradients(apis, family):
+    """Of a second kind is what a policy decides by operator; and saved tensors are read once, also for `create_graph`."""
+    attend, (x, ends) = attention(apis, family), drawn(40, grad=True)
+    truth = gradient(attend, x, ends)
+    operator = {"flash": "flash_forward", "hstu.dense": "hstu_forward", "hstu.bsa": "hstu_bsa_forward"}[family]
+    kept = [getattr(torch.ops.attnbench, operator).default]
+    policy = partial(checkpoint.create_selective_checkpoint_contexts, kept)
+    for options in ({"use_reentrant": False}, {"use_reentrant": False, "context_fn": policy}):
+        for create_graph in (False, True):
+            out = checkpoint.checkpoint(attend, x, ends, **options)
+            (found,) = torch.autograd.grad(out.sin().sum(), x, create_graph=create_graph)
+            torch.testing.assert_close(found, truth)
+    checkpoint.checkpoint(attend, x, ends, use_reentrant=True).sin().sum().backward()
+    torch.testing.assert_close(x.grad, truth)

@@ -276,15 +276,16 @@ class FlashAttention(Differentiable):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, saved: tuple[Any, ...], dout: Tensor | None, _dlse: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         """Gradients of the forward's arguments."""
-        dout, *_ = grads
         if dout is None:  # the output's gradient was not requested
             return (None,) * 6
         if is_watched():
-            found = by_operator("flash_backward", (dout, *ctx.saved_tensors), ctx.call.numbers)
+            found = by_operator("flash_backward", (dout, *saved), ctx.call.numbers)
         else:
-            found = ctx.call.gradients(dout, *ctx.saved_tensors)
+            found = ctx.call.gradients(dout, *saved)
         return *found, None, None, None
 
 

@@ -84,15 +84,20 @@ def once(backward: _Backward) -> _Backward:
     `once_differentiable` attaches its refusal to the output's gradient alone.  The results depend on the inputs too, and
     the engine runs no node that does not lead to a tensor it was asked for: then a Hessian would be 0.  So the refusal
     leads to every tensor that was saved.
+
+    Args:
+        backward: of ctx, the tensors that were saved, and the gradients.  `torch.utils.checkpoint` lets these tensors be read
+            once, so it must not read them from ctx.
     """
 
     @wraps(backward)
     def run(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            return backward(ctx, *grads)
+            return backward(ctx, saved, *grads)
         with torch.no_grad():
-            found = backward(ctx, *grads)
-        causes = [x for x in (*ctx.saved_tensors, *grads) if x is not None and x.requires_grad]
+            found = backward(ctx, saved, *grads)
+        causes = [x for x in (*saved, *grads) if x is not None and x.requires_grad]
         computed = [x for x in found if x is not None]
         if not causes or not computed:
             return found

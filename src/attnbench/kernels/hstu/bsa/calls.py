@@ -103,6 +103,10 @@ def _run_backward(
     return dq, dk, dv, dgates
 
 
+SAVED = 1 + len(BsaTensors._fields) + 4
+"Most tensors that are saved: the blocks, those of a call, and `operators.Saved`."
+
+
 class HstuBsaAttention(Differentiable):
     """The differentiable call."""
 
@@ -129,19 +133,18 @@ class HstuBsaAttention(Differentiable):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, saved: tuple[Any, ...], dout: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         """Gradients of the forward's arguments."""
-        dout, *_ = grads
         if dout is None:  # the output's gradient was not requested
             return (None,) * 8
         if is_watched():
-            blocks, q, k, v, gates, *rest = ctx.saved_tensors
-            missing = (blocks.new_empty(0) for _ in range(12 - len(ctx.saved_tensors)))  # lists, of one block a query
+            blocks, q, k, v, gates, *rest = saved
+            missing = (blocks.new_empty(0) for _ in range(SAVED - len(saved)))  # the lists, where no block is selected
             tensors = dout, blocks, q, k, v, gates, *rest, *missing
             dq, dk, dv, dgates = by_operator("hstu_bsa_backward", tensors, ctx.call.numbers)
             found: tuple[Any, ...] = dq, dk, dv, None if gates is None else dgates
         else:
-            found = ctx.call.gradients(dout, *ctx.saved_tensors)
+            found = ctx.call.gradients(dout, *saved)
         return *found, None, None, None, None
 
 

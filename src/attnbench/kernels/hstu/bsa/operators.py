@@ -124,9 +124,9 @@ def gradients(ctx: Any, dout: Tensor | None, *_none: Tensor | None) -> tuple[Any
     """Gradients of the forward's arguments."""
     if dout is None:  # the output's gradient was not requested
         return (None,) * (TENSOR_COUNT + NUMBER_COUNT)
-    dq, dk, dv, dgates = BACKWARD(dout, *ctx.saved_tensors, *ctx.numbers)
-    _blocks, *given = ctx.saved_tensors
-    tensors = BsaTensors(*given[:TENSOR_COUNT])
+    saved = ctx.saved_tensors  # read once, as `torch.utils.checkpoint` wants
+    dq, dk, dv, dgates = BACKWARD(dout, *saved, *ctx.numbers)
+    tensors = BsaTensors(*saved[1 : 1 + TENSOR_COUNT])
     found = dq, dk, dv, None if tensors.gates is None else dgates
     return *found, *(None,) * (TENSOR_COUNT - len(found) + NUMBER_COUNT)
 

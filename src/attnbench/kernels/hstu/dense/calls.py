@@ -236,13 +236,12 @@ class HstuAttention(Differentiable):
 
     @staticmethod
     @once
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, saved: tuple[Any, ...], dout: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the forward's arguments."""
-        (dout,) = grads
         if is_watched():
-            found = by_operator("hstu_backward", (dout, *ctx.saved_tensors), ctx.call.numbers)
+            found = by_operator("hstu_backward", (dout, *saved), ctx.call.numbers)
         else:
-            found = ctx.call.gradients(dout, *ctx.saved_tensors)
+            found = ctx.call.gradients(dout, *saved)
         return *found, None, None, None, None
 
 
