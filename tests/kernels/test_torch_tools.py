@@ -296,3 +296,63 @@ def test_checkpoints_of_all_kinds_give_the_same_gradients(apis, family):
             torch.testing.assert_close(found, truth)
     checkpoint.checkpoint(attend, x, ends, use_reentrant=True).sin().sum().backward()
     torch.testing.assert_close(x.grad, truth)
+
+
+@pytest.mark.parametrize("family", DIFFERENTIABLE)
+def test_transforms_of_torch_func_compute_first_derivatives(apis, family):
+    """Gradients of each sample, of a batch, rows of a Jacobian, of parameters, and in autocast's precision."""
+    attend, (x, ends) = attention(apis, family), drawn(40)
+    batch = torch.stack([x, x.flip(1), -x])
+
+    def loss(x):
+        return attend(x, ends).sin().sum()
+
+    def halved(x):
+        with torch.autocast("cpu", torch.float16):
+            return attend(x, ends).float().sin().sum()
+
+    def truth(function, x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(function(x), x)[0]
+
+    wanted = torch.stack([truth(loss, one) for one in batch])
+    close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-4)
+    close(torch.func.grad(loss)(x), wanted[0])
+    close(torch.func.vmap(torch.func.grad(loss))(batch), wanted)
+    close(torch.func.grad(lambda batch: torch.func.vmap(loss)(batch).sum())(batch), wanted)
+    rows = [truth(lambda x, head=head: attend(x, ends).sum((0, 1, 3))[head], x) for head in range(2)]
+    close(torch.func.jacrev(lambda x: attend(x, ends).sum((0, 1, 3)))(x), torch.stack(rows))
+    close(torch.func.grad(halved)(x), truth(halved, x))
+    linear = torch.nn.Linear(16, 16)
+    weights = dict(linear.named_parameters())
+    found = torch.func.grad(lambda weights: loss(torch.func.functional_call(linear, weights, (x,))))(weights)
+    close([*found.values()], [*torch.autograd.grad(loss(linear(x)), [*weights.values()])])
+
+
+@pytest.mark.parametrize("family", DIFFERENTIABLE)
+def test_transforms_that_need_more_than_first_derivatives_are_refused(apis, family):
+    attend, (x, ends) = attention(apis, family), drawn(40)
+
+    def loss(x):
+        return attend(x, ends).sin().sum()
+
+    first = torch.func.grad(loss)
+    leaf = x.clone().requires_grad_()
+    for run in (
+        lambda: torch.func.grad(lambda x: first(x).sum())(x),
+        lambda: torch.func.jacrev(first)(x),
+        lambda: torch.autograd.grad(first(leaf).sum(), leaf),
+    ):
+        with pytest.raises(NotImplementedError, match=r"^attnbench: gradients have no derivatives; .* once$"):
+            run()
+    for run in (lambda: torch.func.hessian(loss)(x), lambda: torch.func.jacfwd(loss)(x)):
+        with pytest.raises(NotImplementedError, match=r"^attnbench::\w+ has no derivatives in forward mode$"):
+            run()
+
+
+def test_what_has_no_gradient_is_a_constant_of_torch_func(apis):
+    for family in ("flash.quant", "flash.sparse"):
+        attend, (x, ends) = attention(apis, family), drawn(40)
+        out, pulled = torch.func.vjp(lambda x, attend=attend, ends=ends: attend(x, ends), x)
+        assert torch.equal(out, attend(x, ends))
+        assert not pulled(torch.ones_like(out))[0].any()

@@ -153,7 +153,8 @@ class Operator:
         """
         self.name = schema.partition("(")[0]
         self._fake = _now(fake)
-        self._exact = exact_types(schema)
+        self._exact, self._casts = exact_types(schema), casts
+        self._function = self._transformed(_now(setup), _now(backward)) if setup and backward else None
         defined: dict[str, torch.library.Library] = vars(getattr(torch.ops, NAMESPACE)).setdefault("_defined", {})
         if self.name in defined:
             return
@@ -184,6 +185,17 @@ class Operator:
                 return self(*given, *arguments[count:])
 
         return autocast
+
+    def _transformed(self, setup: Callable[..., None], gradients: Callable[..., Any]) -> type[torch.autograd.Function]:
+        """The operator for `torch.func.grad`, which does not take what `torch.library.register_autograd` makes."""
+
+        class Function(torch.autograd.Function):
+            forward = staticmethod(lambda *arguments: self(*arguments))
+            setup_context = staticmethod(setup)
+            backward = staticmethod(gradients)
+            vmap = staticmethod(self._one_by_one)
+
+        return Function
 
     def _one_by_one(self, info: Any, dims: tuple[object, ...], *arguments: Any) -> tuple[Any, Any]:
         """Run `torch.vmap` over a batch one element at a time: the kernels' own batch axes are fixed."""
@@ -224,6 +236,10 @@ class Operator:
                 )
             if x is not None and not _is_exact(x, types, listed):
                 arguments = self._refused(arguments, at, name, types)
+        if self._function is not None and _is_transformed():
+            if self._casts:
+                arguments = (*cast(*arguments[: self._casts]), *arguments[self._casts :])
+            return self._function.apply(*arguments)
         return getattr(getattr(torch.ops, NAMESPACE), self.name).default(*arguments)
 
     def _refused(self, arguments: tuple[Any, ...], at: int, name: str, types: tuple[type, ...]) -> tuple[Any, ...]:
@@ -246,6 +262,16 @@ def exact_types(schema: str) -> tuple[tuple[int, str, tuple[type, ...], bool], .
         if base in _EXACT:
             found.append((at, name, _EXACT[base], "[]" in kind))
     return tuple(found)
+
+
+def _is_transformed() -> bool:
+    """Whether the innermost transform of `torch.func` computes gradients, or is `vmap`, perhaps inside of one that does."""
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return False
+    from torch._C._functorch import TransformType
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+    return retrieve_current_functorch_interpreter().key() in (TransformType.Grad, TransformType.Vmap)
 
 
 def _is_exact(x: Any, types: tuple[type, ...], listed: bool) -> bool:
