@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
+from attnbench.kernels.shared import card
 from attnbench.kernels.shared.limits import as_float
 
 NAMESPACE = "attnbench"
@@ -33,7 +34,7 @@ _EXACT: dict[str, tuple[type, ...]] = {
 
 
 def needs_operator(*tensors: Tensor | None) -> bool:
-    """Whether a call must go through its operator: it is compiled, traced or transformed, or its tensors are not plain."""
+    """Whether a call must go through its operator: it is compiled, traced or transformed, or a tensor is not plain memory."""
     if torch.compiler.is_compiling():
         return True
     for x in tensors:
@@ -43,7 +44,10 @@ def needs_operator(*tensors: Tensor | None) -> bool:
         elif isinstance(x, Tensor):
             return True
     modes = torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active()
-    return bool(modes or torch._C._is_tracing())  # by torch.jit.trace, where shapes are tensors outside of operators
+    if modes or torch._C._is_tracing():  # by torch.jit.trace, where shapes are tensors outside of operators
+        return True
+    first = tensors[0]
+    return isinstance(first, Tensor) and first.is_meta and card.stand_in is None  # has shapes alone
 
 
 def needs_graph(*tensors: Tensor | None) -> bool:

@@ -55,7 +55,9 @@ def make_lists(
         ValueError: an argument cannot be used; the message names it, its value and what is accepted.
     """
     if needs_operator(block_map, q, k):
-        raise ValueError("make_lists: is called in compiled code; lists made outside of it, or a map")
+        raise ValueError(
+            "make_lists: is called in compiled code, or for meta tensors; lists made outside of it, or a map"
+        )
     check_flags("make_lists", causal=causal, validate=validate)
     q, k = cast(q, k)
     problem = sparse_problem_of(q, k, k, block=block, causal=causal)

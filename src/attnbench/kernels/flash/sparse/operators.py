@@ -94,7 +94,8 @@ def _results(
 ) -> Results:
     with where_known():
         problem = sparse_problem_of(q, k, v, block=block, causal=causal, scale=scale)
-        check_device(q)
+        if not q.is_meta:
+            check_device(q)
         if config is not None:
             config_for(config, q, k, v, problem)
     return empty_results(q)

@@ -154,7 +154,7 @@ def check(
         max_attn_len=None,
     )
     _as_ours(lambda: check_tensors(t.q, t.k, t.v, shared))
-    _as_ours(lambda: check_device(t.q, compiled=isinstance(hstu_bsa_pool, triton.JITFunction)))
+    _as_ours(lambda: check_device(t.q, compiled=isinstance(hstu_bsa_pool, triton.JITFunction) and not t.q.is_meta))
     _check_sparse(block_size, block_counts, local_window, selection, alpha, max_seqlen)
     _check_gates(t, 2 if local_window is None else 3)
     if config is not None and config.schedule not in SCHEDULES:

@@ -78,7 +78,7 @@ def fake_forward(
             contextual_len=contextual_len,
             max_attn_len=max_attn_len,
         )
-        check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction))
+        check_device(q, compiled=isinstance(hstu_dense_forward, triton.JITFunction) and not q.is_meta)
     return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
 
 
