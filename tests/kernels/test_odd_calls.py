@@ -106,6 +106,33 @@ def test_a_jagged_tensor_is_told_how_it_is_packed(apis, compiled):
     assert hstu(x.values(), x.values(), x.values(), x.offsets(), 5).shape == (8, 2, 16)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_distributed_tensor_is_told_to_be_local_and_local_map_does_it(apis, compiled):
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        from torch.distributed.tensor import Shard, distribute_tensor
+        from torch.distributed.tensor.experimental import local_map
+
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        heads = distribute_tensor(drawn("flash"), mesh, [Shard(2)]).requires_grad_()
+        for family in ("flash", "hstu.dense"):
+            torch._dynamo.reset()
+            attend = attention(apis, family)
+            call = torch.compile(attend, backend="aot_eager", fullgraph=True) if compiled else attend
+            with pytest.raises(
+                Exception, match=r"attnbench::\w+: q is a DTensor; its to_local\(\), or a call in local_map"
+            ):
+                call(heads)
+        over_heads = local_map(attention(apis, "flash"), [Shard(2)], ([Shard(2)],), device_mesh=mesh)
+        out = over_heads(heads)
+        out.sum().backward()
+        assert torch.equal(out.full_tensor(), attention(apis, "flash")(drawn("flash")))
+        assert heads.grad.placements == (Shard(2),)
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("family", ["flash", "hstu.dense", "hstu.bsa"])
 def test_gradients_of_a_batch_at_once_are_refused_as_what_they_are(apis, family):
     x = drawn(family).requires_grad_()

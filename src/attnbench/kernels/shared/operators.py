@@ -229,15 +229,13 @@ class Operator:
         """Call it through PyTorch's dispatcher.
 
         Raises:
-            ValueError: an argument is refused as by an eager call, is nested, or is a tensor that compiled code would have
-                to read.
+            ValueError: an argument is refused as by an eager call, is nested or distributed, or is a tensor that compiled
+                code would have to read.
         """
         for at, name, types, listed in self._exact:
             x = arguments[at]
-            if isinstance(x, Tensor) and x.is_nested:
-                raise ValueError(
-                    f"{NAMESPACE}::{self.name}: {name} is a nested tensor; packed tensors, its values() with offsets()"
-                )
+            if isinstance(x, Tensor) and (instead := _instead_of(x)):
+                raise ValueError(f"{NAMESPACE}::{self.name}: {name} is a {instead}")
             if x is not None and not _is_exact(x, types, listed):
                 arguments = self._refused(arguments, at, name, types)
         if self._function is not None and _is_transformed():
@@ -276,6 +274,15 @@ def _is_transformed() -> bool:
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
     return retrieve_current_functorch_interpreter().key() in (TransformType.Grad, TransformType.Vmap)
+
+
+def _instead_of(x: Tensor) -> str | None:
+    """What a tensor is that no operator takes, and what to pass; None of others."""
+    if x.is_nested:
+        return "nested tensor; packed tensors, its values() with offsets()"
+    if type(x).__name__ == "DTensor":  # heads may be sharded, and rows of packed sequences may not
+        return "DTensor; its to_local(), or a call in local_map of torch.distributed.tensor.experimental"
+    return None
 
 
 def _is_exact(x: Any, types: tuple[type, ...], listed: bool) -> bool:
