@@ -9,6 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
+from torch.utils.flop_counter import FlopCounterMode
+
 from .interpreter import interpreted
 
 transformers = pytest.importorskip("transformers")
@@ -62,6 +64,18 @@ def test_a_causal_model_with_gradients(ours, model):
         torch.autograd.grad(found.loss, weights), torch.autograd.grad(wanted.loss, weights), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+
+
+def test_a_model_without_memory_counts_its_attention(ours):
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, attn_implementation=ours.NAME))
+        ids = torch.zeros(2, 37, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            model(input_ids=ids, labels=ids).loss.backward()
+    pairs = TINY["num_hidden_layers"] * 2 * 37 * 37
+    counts = counter.get_flop_counts()["Global"]
+    operators = torch.ops.attnbench.flash_forward, torch.ops.attnbench.flash_backward
+    assert [counts[one] for one in operators] == [4 * TINY["hidden_size"] * pairs, 10 * TINY["hidden_size"] * pairs]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

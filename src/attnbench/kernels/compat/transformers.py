@@ -208,6 +208,8 @@ def _starts(position_ids: Tensor | None, q: Tensor, k: Tensor) -> Packed | None:
     batch, rows = q.shape[:2]
     if position_ids is None or position_ids.dim() != 2 or rows != k.shape[1] or rows < 2:
         return None
+    if position_ids.is_meta:  # positions without values
+        return None
     begins = torch.nn.functional.pad(position_ids.diff() != 1, (1, 0), value=True).expand(batch, rows)
     starts = begins.flatten().nonzero()[:, 0]
     if len(starts) == batch:
