@@ -60,7 +60,8 @@ def by_operator(name: str, tensors: Iterable[Tensor | None], numbers: tuple[Any,
         ValueError: there are no numbers, because configurations were passed, which the operator does not take.
     """
     if numbers is None:
-        raise ValueError(f"{name}: a configuration is given; None, the tuned default, in compiled code")
+        where = "where a compiler traces or a dispatch mode such as a counter is on"
+        raise ValueError(f"{name}: a configuration is given; None, the tuned default, {where}")
     found: tuple[Any, ...] = getattr(torch.ops.attnbench, name).default(*tensors, *numbers)
     return found
 
