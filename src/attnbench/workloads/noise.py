@@ -14,7 +14,7 @@ precision, w that of fp32 and n the length of the sum in a product,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnbench.workloads.rounding import ADD, FUNCTION, SUM, Format
 
 _ATEN = torch.ops.aten
+PIECE = 2**16
+"Random numbers drawn at once: on a GPU a draw for each operation would take longer than the operation."
 
 
 class Noise(TorchDispatchMode):
@@ -36,7 +38,8 @@ class Noise(TorchDispatchMode):
     def __init__(self, numbers: Format, device: torch.device) -> None:
         super().__init__()
         self.numbers = numbers
-        self.drawn = torch.Generator(device).manual_seed(0)
+        drawn = torch.Generator(device).manual_seed(0)
+        self._columns, self._rows = _Numbers(drawn, _normal), _Numbers(drawn, _signs)
 
     def _dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -53,10 +56,32 @@ class Noise(TorchDispatchMode):
 
     def _move(self, out: Tensor, values: Tensor, variance: float) -> None:
         """Add errors of this variance, relative to values of the same shape."""
-        column = torch.randn(out.shape[-1:], generator=self.drawn, dtype=out.dtype, device=out.device)
-        shape = (*out.shape[:-1], 1)
-        rows = torch.randint(0, 2, shape, generator=self.drawn, dtype=out.dtype, device=out.device).mul_(2).sub_(1)
+        column, rows = self._columns.next((out.shape[-1],)), self._rows.next((*out.shape[:-1], 1))
         out.addcmul_(values * column, rows, value=math.sqrt(variance))
+
+
+class _Numbers:
+    """A sequence of random numbers, fp64, each used once; they are drawn in pieces."""
+
+    def __init__(self, drawn: torch.Generator, draw: Callable[[int, torch.Generator], Tensor]) -> None:
+        self._drawn, self._draw = drawn, draw
+        self._piece, self._used = draw(0, drawn), 0
+
+    def next(self, shape: Sequence[int]) -> Tensor:
+        """Return the next numbers in this shape, a view: not to be written to."""
+        count = math.prod(shape)
+        if self._used + count > len(self._piece):
+            self._piece, self._used = self._draw(max(count, PIECE), self._drawn), 0
+        self._used += count
+        return self._piece[self._used - count : self._used].view(shape)
+
+
+def _normal(count: int, drawn: torch.Generator) -> Tensor:
+    return torch.randn(count, generator=drawn, dtype=torch.float64, device=drawn.device)
+
+
+def _signs(count: int, drawn: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, (count,), generator=drawn, dtype=torch.float64, device=drawn.device).mul_(2).sub_(1)
 
 
 # A method defined in the class body would be wrapped by torch, which imports all of torch._dynamo at the first call;
