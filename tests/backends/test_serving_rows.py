@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.backends.base import Machine
 from attnbench.backends.registry import all_backends, resolve
@@ -400,4 +401,24 @@ def test_a_long_sequence_is_attended_a_few_rows_at_a_time(monkeypatch):
     given = inputs(one)
     whole = given.model(given.requests())
     monkeypatch.setattr("attnbench.models.hstu_ranking.attention.WORKSPACE", 9000)
-    torch.testing.assert_close(given.model(given.requests()), whole)
+    with _Products() as products:
+        torch.testing.assert_close(given.model(given.requests()), whole)
+    scores, all_scores = products.scores, given.model.config.layers * sum(map(_square, given.requests()))
+    assert 0 < scores < 0.7 * all_scores, "keys that none of the rows sees"
+
+
+def _square(request) -> int:
+    rows = 2 * len(request.items) + len(request.candidates) + len(request.context)
+    return rows**2
+
+
+class _Products(TorchDispatchMode):
+    """Counts the elements of attention's scores, for one head."""
+
+    scores = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.bmm.default and args[1].stride(1) == 1:  # keys, transposed
+            self.scores += out[0].numel()
+        return out

@@ -98,15 +98,16 @@ class Reference:
                 keys, values = torch.cat([before[0], keys]), torch.cat([before[1], values])
             length = cached + new + targets
             step = max(1, WORKSPACE // (4 * keys.shape[1] * length * keys.element_size()))
-            j = torch.arange(length, device=q.device)[None, :]
+            queries, keys, values = q[rows].transpose(0, 1), keys.permute(1, 2, 0), values.transpose(0, 1)
             for first in range(0, new + targets, step):
                 last = min(first + step, new + targets)
-                i = torch.arange(cached + first, cached + last, device=q.device)[:, None]
+                end = cached + last  # later keys are seen by none of these rows
+                i, j = torch.arange(cached + first, end, device=q.device)[:, None], torch.arange(end, device=q.device)
                 sees = ((j <= i) & (j < cached + new)) | (j == i)
-                some = slice(rows.start + first, rows.start + last)
-                scores = torch.einsum("ihd,jhd->hij", q[some], keys) * given.alpha
+                scores = torch.bmm(queries[:, first:last], keys[:, :, :end]) * given.alpha
                 weights = torch.nn.functional.silu(scores) * sees
-                out[some] = torch.einsum("hij,jhd->ihd", weights, values) / given.scaling_seqlen
+                attended = torch.bmm(weights, values[:, :end]) / given.scaling_seqlen
+                out[rows.start + first : rows.start + last] = attended.transpose(0, 1)
         return out
 
 
