@@ -278,8 +278,7 @@ class Examination:
         return outputs
 
     def _untouched(self, words: str = "") -> None:
-        names = [*self.references.first.changed(), *self.references.second.changed()]
-        if names:
+        if names := self.references.changed():
             unique = ", ".join(dict.fromkeys(names))
             raise Wrong(f"changed inputs: {unique}{f' ({words})' if words else ''}")
 

@@ -18,7 +18,7 @@ other than its own, and kept while the choice stays the same.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,10 @@ MAX_BYTES = 2**31
 
 KEPT_ON_DEVICE = 2**30
 "Copies of larger inputs are kept in host memory."
+
+TOGETHER = {"cuda": 2**26, "cpu": 2**16}
+"""Limit of the inputs that are compared at once, in bytes: a model has dozens of weights, and on a GPU each comparison
+waits for the device."""
 
 FULL_RATE_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
 "Compute capabilities with fast fp64 (CUDA C++ programming guide, table of arithmetic throughput)."
@@ -68,6 +72,7 @@ class Reference:
             name: tensor.detach().to(place or tensor.device, copy=True, memory_format=torch.contiguous_format)
             for name, tensor in tensors.items()
         }
+        self._together = list(_pieces(self._kept, tensors))
         # Aliases of the same memory: a backend that changes the form of a tensor does not change that of its alias.
         self._aliases = {name: (tensor.detach(), tensor.requires_grad) for name, tensor in tensors.items()}
 
@@ -152,22 +157,35 @@ class Reference:
         with torch.no_grad():
             return make_truth(oracle, plain, expected, dtype, self.workload.outputs(variant))
 
-    def differing(self) -> list[str]:
-        """Return the names of the inputs whose bits or form (type, strides, memory, gradient flag) have changed."""
+    def differing(self, besides: Mapping[str, Tensor] | None = None) -> list[str]:
+        """Return the names of the inputs whose bits or form (type, strides, memory, gradient flag) have changed.
+
+        Args:
+            besides: tensors by name that are known to be unchanged: an input that is the very same one is skipped.
+        """
         import torch
 
-        return [
-            name
-            for name, tensor in self.inputs.tensors().items()
-            if _form(tensor, tensor.requires_grad) != _form(*self._aliases[name])
-            or not torch.equal(bits(tensor), bits(self._kept[name].to(tensor.device)))
-        ]
+        known = besides or {}
+        tensors = {name: one for name, one in self.inputs.tensors().items() if known.get(name) is not one}
+        same = {name for name, one in tensors.items() if _form(one, one.requires_grad) == _form(*self._aliases[name])}
+        apart = set(same)
+        for piece in self._together:
+            if same.issuperset(piece.names) and piece.holds(tensors):
+                apart.difference_update(piece.names)
+        for name in apart:
+            if not torch.equal(bits(tensors[name]), bits(self._kept[name].to(tensors[name].device))):
+                same.remove(name)
+        return [name for name in tensors if name not in same]
 
-    def changed(self) -> list[str]:
-        """Return the names of changed inputs, and restore them: other backends of the group read the same tensors."""
+    def changed(self, besides: Mapping[str, Tensor] | None = None) -> list[str]:
+        """Return the names of changed inputs, and restore them: other backends of the group read the same tensors.
+
+        Args:
+            besides: see `differing`.
+        """
         import torch
 
-        names, tensors = self.differing(), self.inputs.tensors()
+        names, tensors = self.differing(besides), self.inputs.tensors()
         with torch.no_grad():
             for name in names:
                 alias, requires_grad = self._aliases[name]
@@ -185,6 +203,46 @@ class Reference:
         """Free the oracle's memory; `truth` computes it again."""
         self._truths.clear()
         self.forget()
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Inputs that are compared at once, and their bits one after another."""
+
+    names: tuple[str, ...]
+    kept: Tensor
+
+    def holds(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the tensors of these names still have these bits."""
+        import torch
+
+        return torch.equal(torch.cat([bits(tensors[name]).flatten() for name in self.names]), self.kept)
+
+
+def _pieces(kept: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[_Piece]:
+    """Yield pieces of tensors on one device with elements of one width; those of `kept` become views of them.
+
+    A tensor whose copy is on another device is in none.
+    """
+    import torch
+
+    pieces: list[list[str]] = []
+    last: dict[tuple[Any, int], tuple[list[str], int]] = {}
+    for name, one in kept.items():
+        if one.device == tensors[name].device:
+            key, size = (one.device, one.element_size()), one.numel() * one.element_size()
+            names, filled = last.get(key, ([], 0))
+            if not names or filled + size > TOGETHER[one.device.type]:
+                names, filled = [], 0
+                pieces.append(names)
+            names.append(name)
+            last[key] = names, filled + size
+    for names in pieces:
+        if len(names) > 1:
+            whole = torch.cat([bits(kept[name]).flatten() for name in names])
+            for name, part in zip(names, whole.split([kept[name].numel() for name in names]), strict=True):
+                kept[name] = part.view(kept[name].dtype).view(kept[name].shape)
+            yield _Piece(tuple(names), whole)
 
 
 def _form(tensor: Tensor, requires_grad: bool) -> tuple[object, ...]:
@@ -235,6 +293,10 @@ class References:
     def kinds(self, variant: str) -> Mapping[str, OutputKind]:
         """Return the kinds of a variant's outputs, by name."""
         return self.first.workload.outputs(variant)
+
+    def changed(self) -> list[str]:
+        """Return the names of changed inputs of either set, and restore them; what both share is compared once."""
+        return [*self.first.changed(), *self.second.changed(besides=self.first.inputs.tensors())]
 
     def forget(self) -> None:
         """Free what was computed for the choices of the launch that was examined."""
