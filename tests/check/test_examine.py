@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from attnbench.backends.base import Budget, Launch
-from attnbench.check.examine import Outcome, examine, recheck
+from attnbench.check.examine import Examination, Outcome, Wrong, examine, recheck
+from attnbench.check.globals import GlobalState
 from attnbench.check.poison import poison_outputs, unusable
 from attnbench.check.reference import References
 from attnbench.dtypes import DTYPES
@@ -308,3 +309,13 @@ def test_which_parts_of_a_large_case_are_checked_on_fresh_data_nobody_knows_befo
     assert {one.first.draw.parts for one in drawn} == {None}
     assert len({one.second.draw for one in drawn}) == 3
     assert all(len(one.second.draw.parts) > 10 for one in drawn)
+
+
+def test_holding_outputs_to_an_answer_reads_no_settings(monkeypatch):
+    """It runs none of the backend's code, and an inspection holds outputs three times."""
+    _, launch, group = run(Session)
+    monkeypatch.setattr(GlobalState, "capture", lambda: pytest.fail("settings were read"))
+    examination = Examination(launch, group, "mean", Budget(), lambda phase: None)
+    examination.hold(launch.outputs(), group.first)
+    with pytest.raises(Wrong, match="out: wrong values"):
+        examination.hold(launch.outputs(), group.second)
