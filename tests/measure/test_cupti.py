@@ -86,6 +86,15 @@ def test_a_call_that_launches_nothing_has_no_kernel_time() -> None:
     assert why.value.subject == "noop"
 
 
+def test_all_calls_of_a_batch_that_launch_nothing_are_named_at_once() -> None:
+    tape = Tape()
+    for kernels in ([], [("a", 8000)], [], []):
+        tape.sample(*kernels)
+    with pytest.raises(Untimed, match="cupti: noop launched nothing") as why:
+        read(tape.activities, ["noop", "a", "idle", "noop"])
+    assert (why.value.subject, why.value.subjects) == ("noop", {"noop", "idle"})
+
+
 def test_a_late_host_is_seen_only_where_it_matters() -> None:
     tape = Tape()
     tape.kernel(MARKER, 800)

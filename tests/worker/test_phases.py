@@ -16,15 +16,14 @@ from attnbench.worker import phases
 CPU = resolve("cpu")
 
 
-def timed(monkeypatch, timer, cannot=(), names=("look-up", "attention", "append")):
+def timed(monkeypatch, timer, cannot=(), names=("look-up", "attention", "append"), together=None):
     """Timers that phases got, by name, and in which order they were announced."""
     asked = []
 
     def sample(subjects, *, plan, **_):
         asked.append((plan.timer, [one.name for one in subjects]))
-        for one in subjects:
-            if plan.timer != "wall" and one.name in cannot:
-                raise Untimed(one.name, f"{plan.timer}: {one.name} launched nothing")
+        if plan.timer != "wall" and (idle := [one.name for one in subjects if one.name in cannot]):
+            raise Untimed(idle[0], f"{plan.timer}: {idle[0]} launched nothing", idle[:together])
         return SimpleNamespace(timings=[SimpleNamespace(name=one.name, timer=plan.timer) for one in subjects])
 
     monkeypatch.setattr(phases, "sample", sample)
@@ -36,8 +35,12 @@ def timed(monkeypatch, timer, cannot=(), names=("look-up", "attention", "append"
 
 
 def test_a_phase_that_the_timer_cannot_time_has_the_wall_clock_and_the_others_keep_theirs(monkeypatch):
-    found, _ = timed(monkeypatch, "cupti", cannot=("look-up", "append"))
-    assert list(found.items()) == [("look-up", "wall"), ("attention", "cupti"), ("append", "wall")]
+    for together, attempts in ((None, 2), (1, 3)):
+        found, asked = timed(monkeypatch, "cupti", cannot=("look-up", "append"), together=together)
+        assert list(found.items()) == [("look-up", "wall"), ("attention", "cupti"), ("append", "wall")]
+        assert [names for timer, names in asked if timer == "cupti"][-1] == ["attention"]
+        assert len(asked) == attempts + 2
+        assert sorted(names for timer, names in asked if timer == "wall") == [["append"], ["look-up"]]
 
 
 def test_what_any_timer_can_time_is_sampled_together(monkeypatch):

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,11 +29,11 @@ EXTRA = "ATTNBENCH_TIMERS"
 
 
 class Untimed(Unavailable):
-    """This timer cannot time one of the subjects."""
+    """This timer cannot time one of the subjects, or `others` that it met in the same batch."""
 
-    def __init__(self, subject: str, reason: str) -> None:
+    def __init__(self, subject: str, reason: str, others: Iterable[str] = ()) -> None:
         super().__init__(reason)
-        self.subject = subject
+        self.subject, self.subjects = subject, {subject, *others}
 
 
 @dataclass(slots=True)

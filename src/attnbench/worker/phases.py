@@ -79,12 +79,13 @@ def _sampled(
     try:
         group = sample(subjects, device=device, plan=plan, announce=lambda index, phase: announce(phase))
     except Untimed as error:
-        alone = [subject for subject in subjects if subject.name == error.subject]
+        alone = [subject for subject in subjects if subject.name in error.subjects]
         if timer in ("wall", "reported") or not alone:
             raise
-        others = [subject for subject in subjects if subject.name != error.subject]
-        rest = timer, settings, device, announce
-        return {**_sampled(others, *rest), **_sampled(alone, "wall", *rest[1:])}
+        found = dict(_sampled([one for one in subjects if one not in alone], timer, settings, device, announce))
+        for subject in alone:
+            found |= _sampled([subject], "wall", settings, device, announce)
+        return found
     return {timing.name: to_time(timing) for timing in group.timings}
 
 

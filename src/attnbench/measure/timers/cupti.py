@@ -115,15 +115,14 @@ def read(activities: Iterable[Activity], names: Sequence[str], offset_ns: int = 
     missing = [a for a in activities if not a.on_device and "LaunchKernel" in a.name and a.correlation not in seen]
     if missing:
         raise LostRecords(f"cupti: {len(missing)} of {len(launched)} launches have no kernel record; --timer events")
-    return [
-        _reading(device[first + 1 : last], name, launched, offset_ns)
-        for name, first, last in zip(names, marks[::2], marks[1::2], strict=True)
-    ]
+    samples = [device[first + 1 : last] for first, last in zip(marks[::2], marks[1::2], strict=True)]
+    if idle := [name for name, records in zip(names, samples, strict=True) if not records]:
+        words = f"cupti: {idle[0]} launched nothing on the device; a CPU function is timed on device cpu"
+        raise Untimed(idle[0], words, idle)
+    return [_reading(records, launched, offset_ns) for records in samples]
 
 
-def _reading(records: Sequence[Activity], name: str, launched: dict[int, int], offset_ns: int) -> Reading:
-    if not records:
-        raise Untimed(name, f"cupti: {name} launched nothing on the device; a CPU function is timed on device cpu")
+def _reading(records: Sequence[Activity], launched: dict[int, int], offset_ns: int) -> Reading:
     start, end = records[0].start, max(record.end for record in records)
     queued = max(launched.get(record.correlation, 0) for record in records)
     return Reading(
