@@ -25,6 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from attnbench.backends.predict import Predictor
+from attnbench.errors import Unsupported
 from attnbench.kernels import Card, flash_attention, hstu_attention, hstu_bsa_attention, warm, warming
 from attnbench.kernels.hstu.paged.api import Step, hstu_paged_append, hstu_paged_attention
 from attnbench.kernels.shared.ahead import gathered
@@ -38,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 H200, L40, A100 = Card((9, 0), 132), Card((8, 9), 142), Card((8, 0), 108)
 bf16 = torch.bfloat16
 
+RANKING = {"batch": 2, "num_candidates": 40, "cached": 128, "new_tokens": 64, "model": "small"}
 SESSIONS = {
     "flash": ("flash-triton", {"headdim": 64, "causal": True, "mode": "fwd-bwd"}),
     "flash, other heads": ("flash-triton", {"headdim": 96, "nheads_kv": 2, "mode": "fwd-bwd", "window": (40, 0)}),
@@ -54,19 +56,32 @@ SESSIONS = {
     "dense, few queries": ("hstu-triton", {"batch": 2, "delta_q": 32}),
     "bsa": ("hstu-bsa-triton", {"mode": "fwd-bwd", "batch": 2}),
     "bsa, jagged": ("hstu-bsa-triton", {"batch": 2, "lengths": "zipf"}),
+    "ranking": ("serving-paged", RANKING),
+    "ranking, graph": ("serving-paged[graph]", RANKING),
+    "ranking, nothing cached yet": ("serving-paged[graph]", RANKING | {"cached": 0}),
+    "ranking, no cache": ("serving-paged[no-cache]", RANKING),
+    "ranking, no cache, graph": ("serving-paged[no-cache+graph]", RANKING),
+    "ranking, gathered": ("serving-gathered[hstu-triton]", RANKING),
+    "ranking, gathered, graph": ("serving-gathered[hstu-triton+graph]", RANKING),
 }
+
+
+def case_of(name: str, shape: dict[str, Any]) -> tuple[Any, Any]:
+    """Workload and case of a session."""
+    workload = load_workload(backend_for(name.partition("[")[0], None, ()).workload)
+    usual = {} if workload.name == "hstu-serving" else {"seqlen": 300, "nheads": 4}
+    return workload, workload.case({**usual, "dtype": "bf16", **shape})
 
 
 def keys_of_session(name: str, shape: dict[str, Any], card: Card, device: str) -> set[str]:
     """Keys of the kernels that a session launches on inputs with values (cpu), or without (meta)."""
-    backend = backend_for(name.partition("[")[0], None, ())
-    workload = load_workload(backend.workload)
-    case = workload.case({"seqlen": 300, "nheads": 4, "dtype": "bf16", **shape})
-    inputs = workload.inputs(case, seed=1, kind="normal", device=device)
-    with gathered(card) as jobs, backend_for(name, case, ()).session(case, inputs) as launch:
-        launch.forward()
-        if case.mode != "fwd":
-            launch.call(case.mode)()
+    workload, case = case_of(name, shape)
+    with gathered(card) as jobs:
+        inputs = workload.inputs(case, seed=1, kind="normal", device=device)
+        with backend_for(name, case, ()).session(case, inputs) as launch:
+            launch.forward()
+            if case.mode != "fwd":
+                launch.call(case.mode)()
     return set(jobs)
 
 
@@ -80,6 +95,22 @@ def test_a_session_without_values_compiles_what_one_with_values_does(session, ho
     ahead = keys_of_session(name, shape, card, "meta")
     assert ahead == keys_of_session(name, shape, card, "cpu")
     assert ahead
+
+
+def test_a_step_in_a_graph_has_kernels_of_its_own():
+    """It appends on a branch, after a launch that applies SiLU; launch by launch both are one."""
+    by_launch, graph = (keys_of_session(*SESSIONS[name], H200, "meta") for name in ("ranking", "ranking, graph"))
+    assert graph - by_launch
+    assert len(by_launch) >= 8, "of every layer, not of attention alone"
+
+
+def test_a_step_over_copies_opens_no_session_of_a_backend_that_reads_values():
+    workload, case = case_of("serving-gathered", RANKING)
+    with gathered(H200) as jobs:
+        inputs = workload.inputs(case, seed=1, kind="normal", device="meta")
+        with pytest.raises(Unsupported, match="hstu-eager: device=meta has no memory"):
+            backend_for("serving-gathered", case, ()).session(case, inputs).__enter__().forward()
+    assert jobs, "what the model launches before its first attention"
 
 
 def rows(*shape: int, offset: int = 0, gap: int = 0, grad: bool = True) -> torch.Tensor:

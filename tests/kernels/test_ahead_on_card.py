@@ -20,9 +20,8 @@ from attnbench.machine.device import Device
 from attnbench.record import PlannedGroup
 from attnbench.sweep.ahead import CompiledAhead, default_jobs
 from attnbench.worker.entry import backend_for
-from attnbench.workloads.base import load_workload
 
-from .test_ahead import CALLS, SESSIONS
+from .test_ahead import CALLS, SESSIONS, case_of
 
 pytestmark = pytest.mark.gpu
 
@@ -83,8 +82,7 @@ def test_calls_after_warm_compile_nothing(cache):
 def test_sessions_after_a_plan_is_compiled_ahead_compile_nothing(cache):
     groups, sessions, missed = [], [], set()
     for number, (words, (name, shape)) in enumerate(SESSIONS.items()):
-        workload = load_workload(backend_for(name.partition("[")[0], None, ()).workload)
-        case = workload.case({"seqlen": 300, "nheads": 4, "dtype": "bf16", **shape})
+        workload, case = case_of(name, shape)
         sessions.append((words, workload, case, name))
         groups.append(
             PlannedGroup(

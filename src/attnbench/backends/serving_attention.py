@@ -91,6 +91,8 @@ class _Sessions:
     def _session(self, shape: tuple[int, int, int], batch: int, q: Tensor) -> tuple[Launch, Any]:
         from attnbench.workloads.hstu.inputs import make_inputs
 
+        if q.is_meta and not self.inner.ahead:
+            raise Unsupported(refusal(self.inner.name, "device", "meta", "has no memory", "a device with memory"))
         problem = replace(hstu_case(self.case, *shape), batch=batch)
         template = make_inputs(problem, seed=0, kind="zeros", device=q.device)
         launch = self.closing.enter_context(self.inner.session(problem, template))

@@ -30,7 +30,7 @@ class ServingGathered(ServingBackend):
     title = "Ranking step, HSTU backend over gathered copies"
     devices = ("cpu", "cuda")
     tested = "NVIDIA H200, torch 2.11"
-    compiles = True
+    compiles = ahead = True
     default = DEFAULT
 
     @property

@@ -21,7 +21,7 @@ class ServingPaged(ServingBackend):
     name = "serving-paged"
     title = "Ranking step, our paged attention (Triton)"
     distribution = "triton"
-    compiles = True
+    compiles = ahead = True
     tested = "NVIDIA H200, torch 2.11"
     graphs = True
 

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor
 
 from attnbench.errors import UsageError, refusal
+from attnbench.kernels.shared import card
+from attnbench.kernels.shared.card import takes_compiled
 from attnbench.models.hstu_ranking.attention import CAPTURED, PADDED, AttentionMaker
 from attnbench.models.hstu_ranking.config import WHO
 from attnbench.models.hstu_ranking.model import USUAL_PAGE, HstuRanking, Prepared
@@ -75,7 +77,7 @@ class StepGraphs:
             model: the model whose steps are captured.
             cache: cache of the steps; None: nothing is cached.
             attention: one that reads all lengths from the table on the device.
-            capture: whether to capture graphs; None: on a GPU.
+            capture: whether to capture graphs; None: on a GPU, or on tensors that stand in for those of one.
             exact: a graph serves only steps of the same lengths, for an attention that takes lengths from the host.
             after: how many steps of a bucket run launch by launch before its graph is captured: a capture does not pay
                 for sizes that occur once.
@@ -87,7 +89,7 @@ class StepGraphs:
         """
         self.model, self.cache, self.attention, self.exact, self.most = model, cache, attention, exact, most
         self.after, self.slack = after, slack
-        self.capture = model.device.type == "cuda" if capture is None else capture
+        self.capture = takes_compiled(model.tokens.positions) if capture is None else capture
         fitting = CAPTURED if self.capture else PADDED
         if isinstance(attention, str) and attention not in fitting and not exact:
             raise UsageError(
@@ -102,7 +104,7 @@ class StepGraphs:
         self._buckets: OrderedDict[tuple[Sizes, Lengths], _Bucket] = OrderedDict()
         self._larger: dict[Sizes, Sizes | None] = {}
         "for a bucket that is not ready the one to use instead, as long as none becomes ready or is dropped"
-        self._memory: Any = torch.cuda.graph_pool_handle() if self.capture else None
+        self._memory: Any = torch.cuda.graph_pool_handle() if self.capture and card.stand_in is None else None
         self.captured = 0
         "graphs captured so far"
         self.full = False
@@ -268,10 +270,14 @@ def _no_collection() -> Iterator[None]:
 def captured(call: Callable[[], Any], memory: Any = None) -> Callable[[], Any]:
     """Return a call as a CUDA graph; each call overwrites the results of the previous one.
 
+    Where kernels are compiled ahead nothing is launched that could be captured: the call itself is returned.
+
     Args:
         call: see `capture`.
         memory: see `capture`.
     """
+    if card.stand_in is not None:
+        return call
     kept: list[Any] = []
 
     def once() -> None:

@@ -46,7 +46,7 @@ class HstuRanking(nn.Module):
             config: sizes.
             seed: seed of the weights.
             dtype: dtype of weights and activations.
-            device: device of the weights.
+            device: device of the weights; on "meta" they have no memory, and steps only tell which kernels they launch.
         """
         super().__init__()
         self.config = config
@@ -56,9 +56,10 @@ class HstuRanking(nn.Module):
             self.towers = Towers(config)
         self.to(dtype).to_empty(device=device)
         self.requires_grad_(False)
-        self._fill(seed)
+        if self.device.type != "meta":
+            self._fill(seed)
         self._weights = list(self.parameters())
-        self.operations: Operations = operations_of(self.device, dtype)
+        self.operations: Operations = operations_of(self.tokens.positions)
 
     def _fill(self, seed: int) -> None:
         drawn = torch.Generator(self.device).manual_seed(seed)

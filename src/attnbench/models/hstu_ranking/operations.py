@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attnbench.kernels.hstu.arguments import Parts
+from attnbench.kernels.shared.card import takes_compiled
 
 
 class Operations(Protocol):
@@ -138,6 +139,6 @@ class Fused:
 PLAIN, FUSED = Plain(), Fused()
 
 
-def operations_of(device: torch.device, dtype: torch.dtype) -> Operations:
-    """The default of a model: the kernels on a GPU in a precision they support, otherwise torch."""
-    return FUSED if device.type == "cuda" and dtype.itemsize <= 4 else PLAIN
+def operations_of(weight: Tensor) -> Operations:
+    """The default of a model with such weights: the kernels on a GPU in a precision they support, otherwise torch."""
+    return FUSED if takes_compiled(weight) and weight.dtype.itemsize <= 4 else PLAIN

@@ -44,7 +44,12 @@ class Packing:
         return {name: buffer[start:stop] for name, (start, stop, _) in self._places.items()}
 
     def fill(self, parts: Parts, buffer: Tensor) -> None:
-        """Write all arrays by one asynchronous copy; the rest of an array after its parts is 0."""
+        """Write all arrays by one asynchronous copy; the rest of an array after its parts is 0.
+
+        A buffer without memory (device "meta", where kernels are compiled ahead) is left as it is.
+        """
+        if buffer.device.type == "meta":
+            return
         on_card = buffer.device.type == "cuda"
         # Pinned memory comes from torch's cache, which does not reuse it before the copy is over.
         staged = torch.empty(self.length, dtype=torch.int32, pin_memory=True) if on_card else buffer

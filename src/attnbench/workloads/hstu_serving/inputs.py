@@ -90,7 +90,7 @@ def make_inputs(case: ServingCase, *, seed: int, kind: str, device: str | torch.
         case: the problem.
         seed: of users and requests; different seeds have different users.
         kind: of items: normal, with the popularity of the synthetic users; uniform; zeros: always the same one.
-        device: of the model; requests are in host memory.
+        device: of the model, meta for one without memory; requests are in host memory.
 
     Raises:
         UsageError: the kind is unknown.
@@ -150,9 +150,11 @@ def _model(case: ServingCase, device: str | torch.device) -> HstuRanking:
     key = (case.config, case.checkpoint, case.dtype, str(device))
     found = _MODELS.get(key)
     if found is None:
-        _check_memory(case, device)
+        has_memory = torch.device(device).type != "meta"
+        if has_memory:
+            _check_memory(case, device)
         found = HstuRanking(case.config, seed=WEIGHTS_SEED, dtype=torch_dtype(case.dtype), device=device)
-        if case.checkpoint is not None:
+        if has_memory and case.checkpoint is not None:
             load(found, path_of(WHO, "checkpoint", case.checkpoint))
         _MODELS[key] = found
     return found
