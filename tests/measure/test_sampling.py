@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +18,7 @@ from attnbench.measure.sampling import Interrupted, sample
 from attnbench.measure.subject import Subject
 from attnbench.measure.timer import Untimed
 from attnbench.measure.timers import wall
-from attnbench.record import INTERRUPTED
+from attnbench.record import INTERRUPTED, PowerSeries
 from attnbench.stats.ratio import paired_ratio
 from attnbench.stats.summary import FEWEST_FOR_INTERVAL
 from waiting import Clock
@@ -316,6 +318,25 @@ def test_all_timers_are_kept_apart_and_disagreement_is_flagged(monkeypatch: pyte
     }
     assert group.timings[0].timer == "simulated"
     assert group.timings[0].notes == ("timers disagree: other 1200 µs, simulated 1000 µs (+20 %)",)
+
+
+def test_power_is_read_where_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record has the power of the first timer; phases have none."""
+    timers, opened = [SimulatedTimer(Card(noise=0), {"a": 1.0}) for _ in range(2)], []
+    timers[1].name = "other"
+    found = PowerSeries(at_s=(0.0,), watts=(700.0,), celsius=(50.0,))
+
+    def power_sampler(device):
+        opened.append(device)
+        return contextlib.nullcontext(SimpleNamespace(series=lambda start_s: found))
+
+    monkeypatch.setattr(sampling, "available", lambda device: timers)
+    monkeypatch.setattr("attnbench.machine.telemetry.PowerSampler", power_sampler)
+    subjects, plan = [Subject(name="a", call=lambda: None)], Plan(timer="all", warmup=0, iterations=5)
+    assert sample(subjects, device=CPU, plan=plan).power is found
+    assert opened == [CPU]
+    assert sample(subjects, device=CPU, plan=plan, power=False).power is None
+    assert opened == [CPU]
 
 
 def test_the_wall_timer_times_the_call_and_not_the_reset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from attnbench.machine.device import Device
@@ -114,6 +114,7 @@ def sample(
     announce: Announce = lambda index, phase: None,
     yardsticks: Sequence[Subject] = (),
     ending: Ending = lambda enough: False,
+    power: bool = True,
 ) -> GroupTiming:
     """Sample all subjects round by round.
 
@@ -125,6 +126,7 @@ def sample(
         yardsticks: sampled in the same rounds, each at a random place; they affect neither the order of the
             subjects nor when to stop.
         ending: called after each batch; whether to stop after the current round and its inspection.
+        power: whether to read the board's power meanwhile.
 
     Raises:
         Interrupted: sampling had to stop before there were enough samples.
@@ -132,14 +134,15 @@ def sample(
         Unavailable: the timer does not work here, or (`Untimed`) cannot time one of the subjects.
     """
     if plan.timer != "all":
-        return _sample(subjects, choose(plan.timer, device), device, plan, announce, yardsticks, ending)
+        return _sample(subjects, choose(plan.timer, device), device, plan, announce, yardsticks, ending, power)
     timers = [t for t in available(device) if not any(t.accepts(subject) for subject in subjects)]
     share = dataclasses.replace(plan, max_seconds=plan.max_seconds / len(timers))
     groups: dict[str, GroupTiming] = {}
     for timer in timers:
         known_work, ends = ((), lambda enough: ending(True)) if groups else (yardsticks, ending)
+        reads = power and not groups  # that of the later timers is of the same calls, and not kept
         try:
-            groups[timer.name] = _sample(subjects, timer, device, share, announce, known_work, ends)
+            groups[timer.name] = _sample(subjects, timer, device, share, announce, known_work, ends, reads)
         except Interrupted:
             if not groups:
                 raise
@@ -161,6 +164,7 @@ def _sample(
     announce: Announce,
     yardsticks: Sequence[Subject],
     ending: Ending,
+    power: bool,
 ) -> GroupTiming:
     from attnbench.machine.telemetry import PowerSampler
 
@@ -171,13 +175,16 @@ def _sample(
         known_work = [one for one in yardsticks if not timer.accepts(one)]
         sampler = _Sampler(subjects, timer, stage, plan, announce, known_work, ending)
         sampler.warm_up()
-        with PowerSampler(device) as power:
+        with PowerSampler(device) if power else nullcontext() as readings:
             sampler.begun = time.perf_counter()
             stopped_by = sampler.run()
             spent = sampler.spent_s()
     timings = [sampler.timing(index, stopped_by) for index in range(len(subjects) + len(known_work))]
     return GroupTiming(
-        timings=timings[: len(subjects)], yardsticks=timings[len(subjects) :], power=power.series(0.0), sampling_s=spent
+        timings=timings[: len(subjects)],
+        yardsticks=timings[len(subjects) :],
+        power=readings.series(0.0) if readings else None,
+        sampling_s=spent,
     )
 
 

@@ -77,7 +77,7 @@ def _sampled(
         seed=settings.seed,
     )
     try:
-        group = sample(subjects, device=device, plan=plan, announce=lambda index, phase: announce(phase))
+        group = sample(subjects, device=device, plan=plan, announce=lambda index, phase: announce(phase), power=False)
     except Untimed as error:
         alone = [subject for subject in subjects if subject.name in error.subjects]
         if timer in ("wall", "reported") or not alone:
