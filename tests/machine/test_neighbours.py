@@ -55,5 +55,11 @@ def grandchild(pid):
     return int(found[0])
 
 
+def test_where_nobody_else_is_no_process_is_looked_at(nvml, monkeypatch):
+    nvml.card(processes=[])
+    monkeypatch.setattr(neighbours, "_started", lambda: 1 / 0)
+    assert Neighbours(Device("cuda")).words() is None
+
+
 def test_a_cpu_has_no_card():
     assert Neighbours(CPU).words() is None

@@ -28,7 +28,10 @@ class Neighbours:
 
     def words(self) -> str | None:
         """Return the note for a time measured just now; None if no other process is known."""
-        others, started = self._others(), _started()
+        others = self._others()
+        if not others:
+            return None
+        started = _started()
         old = [process for process in others if process.pid in self._before]
         new = [process for process in others if process.pid not in self._before]
         strange = [process for process in new if process.pid not in started]
