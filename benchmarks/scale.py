@@ -210,10 +210,18 @@ class Bench:
         plan, turn = self._plan(step), sum(told["part"] == step.part for told in self._told()["runs"]) + 1
         name = f"{step.part}-{turn}-{step.engine}-{step.gpus}" + "-beside" * step.beside if step.kept else "warm-up"
         ends: list[float] = []
+        steps_s: dict[str, float] = {}
+
+        def passed(what: str) -> None:
+            steps_s[what] = round(time.perf_counter() - began, 3)
 
         def hear(event: Event) -> None:
-            if event.kind == "group":
+            if event.kind == "start":
+                passed("open")
+            elif event.kind == "group":
                 ends.append(time.perf_counter())
+                if len(ends) <= step.gpus:
+                    passed(f"group {len(ends)}")
 
         path = self.folder / f"{name}.json"
         path.unlink(missing_ok=True)
@@ -221,9 +229,10 @@ class Bench:
             load = closing.enter_context(neighbour(self.burn)) if step.beside else None
             began = time.perf_counter()  # with Ray also connecting and sending the code
             executors = self._executors(step, closing)
+            passed("executors")
             run = execute(plan, path=path, backend_files=self.files, on_event=hear, executors=executors)
             wall = time.perf_counter() - began
-        print(f"{name}: {wall:.1f} s", flush=True)
+        print(f"{name}: {wall:.1f} s; {', '.join(f'{what} {at:.1f}' for what, at in steps_s.items())}", flush=True)
         if not step.kept:
             return
         told: dict[str, Any] = {
@@ -231,6 +240,7 @@ class Bench:
             "groups": len(plan.plan),
             "wall_s": round(wall, 3),
             "first_s": round(ends[0] - began, 3),
+            "steps_s": steps_s,
             "steady_s": round(ends[-1] - ends[0], 3),
             "neighbour": load,
             "turns": [turn for each in executors if isinstance(each, InTurn) for turn in each.turns],

@@ -56,6 +56,9 @@ def test_a_sweep_on_one_pretended_gpu_and_on_two_by_either_engine(cards, tmp_pat
     assert events == ["connected", "disconnected"] * 2, "the warm-up that is not kept, then the run"
     for run in told["runs"]:
         assert run["wall_s"] > run["steady_s"] >= 0
+        assert list(run["steps_s"]) == ["executors", "open", *(f"group {1 + number}" for number in range(run["gpus"]))]
+        assert list(run["steps_s"].values()) == sorted(run["steps_s"].values())
+        assert run["steps_s"]["group 1"] == pytest.approx(run["first_s"], abs=0.01)
         assert {row[2] for row in run["rows"]} <= set(cards[: run["gpus"]])
         assert sorted(row[5] for row in run["rows"] if row[5]) == pytest.approx([2.0] * 3, rel=1e-3)
     assert {one["gpu_uuid"] for one in told["environments"]} == set(cards)
