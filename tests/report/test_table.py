@@ -169,6 +169,19 @@ def test_what_a_backend_left_behind_is_said():
     assert noted(records) == ["a: a global was put back"]
 
 
+def test_a_note_of_the_configuration_that_the_name_has_is_left_out():
+    own, default, more = "forward m128n64w8s2-tma", "forward m64n64w4s3", "forward m128n64w8s2-tma, few queries"
+    rows = {"a[m128n64w8s2-tma]": own, "a": default, "b": own, "c[m128n64w8s2-tma]": more, "d[]": "forward "}
+    records = [make_record(make_case(), name, tflops=100.0, notes=(note,)) for name, note in rows.items()]
+    said = [note for note in noted(records) if ": forward" in note]
+    assert sorted(said) == [
+        "a: forward m64n64w4s3",
+        "b: forward m128n64w8s2-tma",
+        f"c[m128n64w8s2-tma]: {more}",
+        "d[]: forward",
+    ]
+
+
 def test_notes_that_differ_in_a_count_are_one_note():
     late = [f"the host was late in {count} of 12 samples: forward m{count}n64" for count in (2, 5)]
     records = [
@@ -280,6 +293,41 @@ def test_what_was_lost_for_one_reason_shares_a_line():
     assert lines[first].startswith("skipped  flash-attn-2, flash-attn-3, ")
     assert lines[first + 1].split() == ["flash-attn-4,", "flashinfer,", "sage1,"]
     assert max(map(len, lines)) <= 80
+
+
+LONG = {
+    "base": 500.0,
+    "ours[m128n128w8s3-tma-ws-joint-lazy-pieces]": 600.0,
+    "ours[m128n128w8s3-tma-pp-joint-pieces]": 550.0,
+}
+
+
+@pytest.mark.parametrize("width", [75, 90, 160])
+def test_backends_whose_columns_do_not_fit_have_a_row_each_if_that_fits(width):
+    records = [one for seqlen in (512, 4096) for one in make_group(make_case(seqlen=seqlen, batch=2), LONG)]
+    text = printed(make_run(records), width=width).partition("all b2-h16-d128-bf16-fwd")[2]
+    lines = [line.rstrip() for line in text.splitlines()[1:] if line and not line.startswith("timer")]
+    assert max(map(len, lines)) <= width
+    if width == 160:
+        assert lines[0].split() == ["case", *LONG]
+        assert [line.split()[0] for line in lines[1:3]] == ["s512", "s4096"]
+        return
+    assert lines[0].split() == ["backend", "s512", "s4096"]
+    rows = [line.split() for line in lines[1:4]]
+    assert [row[0] for row in rows] == list(LONG)
+    assert ["*" in row[1] for row in rows] == ["*" in row[-1] for row in rows] == [False, True, False]
+    assert len({line.rindex(".") for line in lines[1:4]}) == 1
+    times = {(one.case["seqlen"], one.backend): 1e3 * one.time.median_ms for one in records}
+    for row in rows:
+        assert float(row[1].strip("*")) == pytest.approx(times[512, row[0]], rel=0.01)
+        assert float(row[-1].strip("*")) == pytest.approx(times[4096, row[0]], rel=0.01)
+
+
+def test_backends_that_fit_neither_way_are_in_several_parts():
+    records = [one for number in range(1, 9) for one in make_group(make_case(seqlen=512 * number, batch=2), LONG)]
+    text = printed(make_run(records), width=100).partition("all b2-h16-d128-bf16-fwd")[2]
+    assert [line.split()[0] for line in text.splitlines()].count("case") == 2
+    assert max(map(len, text.splitlines()[1:])) <= 100
 
 
 def test_of_more_than_forty_cases_the_notes_stand_below_the_matrix():

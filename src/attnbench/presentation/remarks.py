@@ -124,11 +124,16 @@ def _places(records: Sequence[Record]) -> tuple[int, int]:
 
 
 def own_notes(records: Sequence[Record]) -> Iterator[str]:
-    """Yield notes of several rows once, with their names; if they differ in a count, ``2 of 12``, with the range."""
+    """Yield notes of several rows once, with their names; if they differ in a count, ``2 of 12``, with the range.
+
+    A note of only what the name of its row has in brackets, the configuration that was asked for, says nothing more.
+    """
     rows: dict[str, dict[str, None]] = {}
     counts: dict[str, set[int]] = {}
     for record in records:
         for note in record.notes:
+            if note.partition(" ")[2] == record.backend.partition("[")[2].removesuffix("]") != "":
+                continue
             text = note.removeprefix(f"{record.backend}:").strip()
             alike = COUNT.sub(COUNTED, text, count=1)
             rows.setdefault(alike, {})[backend_name(record)] = None

@@ -1,4 +1,4 @@
-"""The matrix on a terminal: as many backends side by side as fit, the rest below them."""
+"""The matrix on a terminal: backends side by side; one below another where only that fits; else in several parts."""
 
 from __future__ import annotations
 
@@ -43,13 +43,17 @@ def print_sentences(found: Summary, terminal: Terminal) -> None:
 
 
 def print_matrix(matrix: Matrix, terminal: Terminal) -> None:
-    """Print one matrix, split into as many parts as its backends need."""
+    """Print one matrix: a column for each backend, or a row where columns do not fit, else in as many parts as needed."""
     terminal.title(matrix.title, " · ".join(matrix.conditions.words()) if matrix.conditions else "")
     texts = {name: _texts([row.cells.get(name) for row in matrix.rows]) for name in matrix.backends}
     leading = [(title, [*map(terminal.words, column)]) for title, column in matrix.leading]
     first = sum(max(map(len, [title, *column])) + GAP for title, column in leading) - GAP
-    for part in _parts(matrix.backends, texts, terminal.width - first):
-        terminal.print(_table(matrix, part, texts, terminal))
+    parts = [*_parts(matrix.backends, texts, terminal.width - first)]
+    if len(parts) > 1 and (turned := _turned(matrix, terminal)):
+        terminal.print(turned)
+    else:
+        for part in parts:
+            terminal.print(_table(matrix, part, texts, terminal))
     if matrix.legend:
         terminal.line(", ".join(f"{mark} {words}" for mark, words in matrix.legend.items()), style="dim")
 
@@ -75,6 +79,29 @@ def _parts(backends: Sequence[str], texts: dict[str, list[str]], width: int) -> 
         used += wide
     if part:
         yield part
+
+
+def _turned(matrix: Matrix, terminal: Terminal) -> Table | None:
+    """A row for each backend and a column for each case; None if that is too wide, or rows name their GPU."""
+    columns = [_texts([row.cells.get(name) for name in matrix.backends]) for row in matrix.rows]
+    widths = [
+        max(map(len, [terminal.words(row.name), *column])) for row, column in zip(matrix.rows, columns, strict=True)
+    ]
+    names = max(len(terminal.words(name)) for name in matrix.backends)
+    if any(row.gpu for row in matrix.rows) or names + sum(width + GAP for width in widths) > terminal.width:
+        return None
+    table = terminal.table()
+    backends = terminal.column(table, "backend", matrix.backends, number=False)
+    cells = [
+        terminal.column(table, row.name, column, number=True) for row, column in zip(matrix.rows, columns, strict=True)
+    ]
+    for index, name in enumerate(matrix.backends):
+        styled = (
+            terminal.text(column[index], _style(row.cells.get(name)))
+            for row, column in zip(matrix.rows, cells, strict=True)
+        )
+        table.add_row(terminal.text(backends[index]), *styled)
+    return table
 
 
 def _table(matrix: Matrix, part: Sequence[str], texts: dict[str, list[str]], terminal: Terminal) -> Table:
