@@ -182,6 +182,18 @@ def test_a_note_of_the_configuration_that_the_name_has_is_left_out():
     ]
 
 
+def test_a_note_of_every_row_names_none():
+    records = [make_record(make_case(), name, tflops=100.0, notes=("checked in part",)) for name in "abc"]
+    for rows, said in (
+        (records, "all"),
+        (records[:2], "a, b"),
+        ([*records, make_record(make_case(), "d", tflops=1.0)], "a, b, c"),
+    ):
+        (note,) = [note for note in noted(rows) if note.endswith(": checked in part")]
+        who = note.partition(":")[0]
+        assert who == said if said == "all" else sorted(who.split(", ")) == said.split(", ")
+
+
 def test_notes_that_differ_in_a_count_are_one_note():
     late = [f"the host was late in {count} of 12 samples: forward m{count}n64" for count in (2, 5)]
     records = [

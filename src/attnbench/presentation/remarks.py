@@ -138,6 +138,8 @@ def own_notes(records: Sequence[Record]) -> Iterator[str]:
             alike = COUNT.sub(COUNTED, text, count=1)
             rows.setdefault(alike, {})[backend_name(record)] = None
             counts.setdefault(alike, set()).update([int(found[0])] if (found := COUNT.search(text)) else [])
+    everybody = {backend_name(record) for record in records}
     for note, names in rows.items():
         low, high = min(counts[note], default=0), max(counts[note], default=0)
-        yield f"{', '.join(names)}: {note.replace(COUNTED, str(low) if low == high else f'{low} to {high}')}"
+        who = "all" if len(names) > 2 and everybody == set(names) else ", ".join(names)
+        yield f"{who}: {note.replace(COUNTED, str(low) if low == high else f'{low} to {high}')}"
