@@ -138,8 +138,8 @@ def rounded(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def sample_of(keys: int) -> torch.Tensor:
-    """Rows whose mean is subtracted from K: one of each stratum of 2, 4 or 8 rows, all of under 512 keys."""
-    log2 = min(3, max(1, keys // 256).bit_length() - 1)
+    """Rows whose mean is subtracted from K: one of each stratum of 2, 4 or 8 rows, all of under 1024 keys."""
+    log2 = min(3, max(1, keys // 512).bit_length() - 1)
     strata = torch.arange(keys >> log2)
     bits = strata * 0x9E3779B1 & 0xFFFFFFFF
     bits = (bits ^ bits >> 15) * 0x85EBCA77 & 0xFFFFFFFF
