@@ -1,8 +1,10 @@
-"""Changed inputs are named and put back: compared together or apart, of either set, or shared by both."""
+"""Changed inputs are named and put back: compared together or apart, of either set or shared.  They hold no answer."""
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 from attnbench.check import reference
 from attnbench.check.poison import bits
 from attnbench.check.reference import References
+from attnbench.workloads.base import load_workload
 from check.launches import SumCase, SumWorkload
 
 NAMES = ("fp32", "wide", "bf16", "more bf16", "bool", "int8", "fp8", "int64", "alone", "gap", "empty")
@@ -122,3 +125,33 @@ def test_larger_inputs_are_kept_in_host_memory_and_compared_there_one_by_one(mon
     references = References(SumWorkload(), SumCase(), given, Many(tensors(2)))
     given.shared["wide"][0, 0] += 1
     assert references.changed() == ["wide"]
+
+
+WHOLE_MODELS = {
+    "hstu-serving": {"model": "tiny", "batch": 2, "num_candidates": 5, "cached": 62, "new_tokens": 8, "dtype": "fp32"},
+    "video": {"model": "tiny", "frames": 9, "height": 32, "width": 32, "steps": 4, "dtype": "fp32"},
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_MODELS)
+def test_no_answer_is_reached_from_the_inputs_that_a_backend_is_given(name):
+    """It could return the answer, or change the one that it is compared with."""
+    if name == "video":
+        pytest.importorskip("diffusers", reason="diffusers is not installed; pip install attnbench[video]")
+    workload = load_workload(name)
+    case = workload.case(WHOLE_MODELS[name])
+    first, second = (workload.inputs(case, seed=seed, kind="normal", device="cpu") for seed in (1, 2))
+    references = References(workload, case, first, second)
+    truths = [one.truth(workload.variants[0]) for one in (references.first, references.second)]
+    answers = {answer.data_ptr() for truth in truths for answer in truth.oracle.values()}
+    found, last = {}, [first, second]
+    while last:
+        found |= {id(one): one for one in last}
+        last = [
+            one
+            for one in gc.get_referents(*last)
+            if id(one) not in found and not isinstance(one, type | ModuleType | FunctionType)
+        ]
+    tensors = [one for one in found.values() if isinstance(one, Tensor)]
+    assert len(tensors) > 4
+    assert not answers.intersection(one.data_ptr() for one in tensors)

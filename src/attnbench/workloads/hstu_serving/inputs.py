@@ -7,7 +7,7 @@ users and their requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,7 +23,6 @@ from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
 from attnbench.models.hstu_ranking.synthetic import draw_ranks, hashed
 from attnbench.workloads.attention.kinds import PLAIN
-from attnbench.workloads.base import Draw
 from attnbench.workloads.given_files import path_of
 from attnbench.workloads.hstu_serving.case import WHO, ServingCase
 
@@ -33,7 +32,7 @@ _MODELS: WeakValueDictionary[tuple[ModelConfig, str | None, str, str], HstuRanki
 "Models in use, so that two sets of inputs of a case share one."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class ServingInputs:
     """A model and the requests of a batch, or of a series of them."""
 
@@ -48,8 +47,6 @@ class ServingInputs:
     "int64 [users, num_candidates]"
     context: Tensor
     "int64 [users, features]"
-    answers: dict[tuple[torch.dtype, Draw], Tensor] = field(default_factory=dict)
-    "logits of earlier evaluations, see `oracle.evaluate`"
 
     def tensors(self) -> dict[str, Tensor]:
         """Requests and weights.  Embedding tables are omitted: no step writes to them, and some have gigabytes."""

@@ -50,7 +50,7 @@ _MODELS: WeakValueDictionary[tuple[object, ...], _Kept] = WeakValueDictionary()
 "Models in use, so that two sets of inputs of a case share one."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class VideoInputs:
     """A model, latents and embeddings."""
 
@@ -60,9 +60,6 @@ class VideoInputs:
     "[1, frames, channels, rows, columns] for CogVideoX, [1, channels, frames, rows, columns] for Wan"
     embeds: Tensor
     "[2, tokens, columns] without and with the prompt, or [1, tokens, columns] without guidance"
-
-    answers: dict[tuple[str, torch.dtype, bool], dict[str, Tensor]] = field(default_factory=dict, repr=False)
-    "cache of the oracle, by variant, precision, and whether only the first layer was computed"
 
     @property
     def parts(self) -> Parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,6 +18,10 @@ from attnbench.workloads.video.inputs import VideoInputs
 DENSE, SPARSE, CHOSEN = "step", "sparse-step", "chosen-step"
 "Variants, by the attention of every layer."
 
+_ANSWERS: WeakKeyDictionary[VideoInputs, dict[tuple[str, torch.dtype, bool], dict[str, Tensor]]] = WeakKeyDictionary()
+"""Earlier evaluations, by variant, precision, and whether only the first layer was computed.  Not in the inputs: backends
+are given these, and could return an answer or change it."""
+
 
 class _Reached(Exception):
     """Raised after the first layer's attention, to stop the evaluation."""
@@ -27,7 +32,7 @@ def evaluate(
 ) -> dict[str, Tensor]:
     """Evaluate the first step: prediction, next latents and rows of the attention.
 
-    The answer is cached with the inputs: the check and `rounding.py` need the same one, which takes a GPU seconds at
+    The answer is kept as long as the inputs: the check and `rounding.py` need the same one, which takes a GPU seconds at
     full size.
 
     Args:
@@ -40,10 +45,10 @@ def evaluate(
         out [1 or 2, …] and latents [1, …], as in `Denoiser.step`, and attention, rows of the first layer's, as in
         `Exchanged.rows`.
     """
-    key = variant, dtype, first
-    if key not in inputs.answers:
-        inputs.answers[key] = evaluator(inputs, dtype=dtype, attend=right_attention(variant, inputs), first=first)()
-    return dict(inputs.answers[key])
+    key, answers = (variant, dtype, first), _ANSWERS.setdefault(inputs, {})
+    if key not in answers:
+        answers[key] = evaluator(inputs, dtype=dtype, attend=right_attention(variant, inputs), first=first)()
+    return dict(answers[key])
 
 
 def evaluator(
