@@ -59,6 +59,8 @@ SESSIONS = {
     "ranking": ("serving-paged", RANKING),
     "ranking, graph": ("serving-paged[graph]", RANKING),
     "ranking, nothing cached yet": ("serving-paged[graph]", RANKING | {"cached": 0}),
+    "ranking, from host memory": ("serving-paged", RANKING | {"cache": "host-hit"}),
+    "ranking, from host memory, graph": ("serving-paged[graph]", RANKING | {"cache": "host-hit"}),
     "ranking, no cache": ("serving-paged[no-cache]", RANKING),
     "ranking, no cache, graph": ("serving-paged[no-cache+graph]", RANKING),
     "ranking, gathered": ("serving-gathered[hstu-triton]", RANKING),
@@ -102,6 +104,22 @@ def test_a_step_in_a_graph_has_kernels_of_its_own():
     by_launch, graph = (keys_of_session(*SESSIONS[name], H200, "meta") for name in ("ranking", "ranking, graph"))
     assert graph - by_launch
     assert len(by_launch) >= 8, "of every layer, not of attention alone"
+
+
+def test_a_step_from_host_memory_has_the_kernel_that_copies_pages():
+    device, host = (
+        keys_of_session("serving-paged", RANKING | {"cache": one}, H200, "meta") for one in ("gpu-hit", "host-hit")
+    )
+    assert len(host - device) == 1
+    assert host > device
+
+
+def test_a_pool_without_memory_has_none_on_the_host():
+    workload, case = case_of("serving-paged", RANKING | {"cache": "host-hit"})
+    with gathered(H200):
+        inputs = workload.inputs(case, seed=1, kind="normal", device="meta")
+        cache = inputs.model.make_cache(pages=4, host_pages=2**20)
+    assert cache.host.device.type == "meta"
 
 
 def test_a_step_over_copies_opens_no_session_of_a_backend_that_reads_values():

@@ -90,7 +90,9 @@ class PagedCache:
         self.page_size, self.counts, self.owner = page_size, Counts(), owner
         self.pool = torch.zeros((layers, pages, *shape), dtype=dtype, device=device)
         "[layers, pages, 2, page_size, heads, dim]; kernels take [layer]"
-        self.host = torch.zeros((host_pages, layers, *shape), dtype=dtype, pin_memory=self.pool.device.type == "cuda")
+        on = self.pool.device.type  # a pool without memory ("meta", to compile ahead) has no host memory either
+        place: dict[str, Any] = {"pin_memory": on == "cuda", "device": on if on == "meta" else "cpu"}
+        self.host = torch.zeros((host_pages, layers, *shape), dtype=dtype, **place)
         "[host_pages, layers, 2, page_size, heads, dim]: a page of all layers is one piece of memory"
         self._poison, self._chunk, self.reload = poison, offload_chunk, reload
         self._device_tier = Tier(pages, page_size, lambda freed: self._freed(self.pool, 1, freed))

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnbench.kernels.shared.card import takes_compiled
 from attnbench.models.paged_cache.packing import send
 
 
@@ -82,13 +83,14 @@ class Transfers:
         with self._behind_current(self._in):
             source, to = send([np.asarray(some, dtype=np.int64) for some in (host_pages, pages)], self.pool.device)
             for layer, (device, host) in enumerate(zip(self.pool, self.host.unbind(1), strict=True)):
-                if not self._on_card:
+                if not takes_compiled(device):
                     device.index_copy_(0, to, host.index_select(0, source))
                     continue
                 from attnbench.kernels.hstu.pages.api import copy_pages
 
                 copy_pages(host, device, source, to)
-                self._arrived[layer].record()
+                if self._on_card:
+                    self._arrived[layer].record()
             return Ticket(self._mark(), self._arrived, self.pool.device)
 
     def offload(self, pages: list[int], host_pages: list[int]) -> Ticket:
