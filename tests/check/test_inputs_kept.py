@@ -93,6 +93,16 @@ def test_another_form_is_named_and_put_back(references, name):
     assert values(references) == before
 
 
+@pytest.mark.parametrize("name", ["int64", "bool", "fp8"])
+def test_what_was_made_a_leaf_of_gradients_is_put_back(references, name):
+    before, tensor = values(references), references.first.inputs.tensors()[name]
+    tensor.data = tensor.double()
+    tensor.requires_grad_()
+    assert references.changed() == [name]
+    assert (tensor.dtype, tensor.requires_grad) == (references.first._kept[name].dtype, False)
+    assert values(references) == before
+
+
 def test_a_shared_input_that_one_set_has_lost_is_named(references):
     lost = references.second.inputs.shared["fp32"]
     references.second.inputs.shared = references.second.inputs.shared | {"fp32": lost.clone()}

@@ -191,6 +191,7 @@ class Reference:
                 alias, requires_grad = self._aliases[name]
                 alias.copy_(self._kept[name])
                 tensor = tensors[name] if tensors[name].is_leaf else tensors[name].detach_()
+                tensor.requires_grad_(False)  # else no integers can be its data again
                 tensor.data = alias.detach()
                 tensor.requires_grad_(requires_grad)
         return names
