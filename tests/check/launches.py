@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnbench.backends.base import Launch
+from attnbench.check.poison import bits
 from attnbench.dtypes import DTYPES, torch_dtype
 from attnbench.record import Work
 from attnbench.workloads.base import Draw, OutputKind, Workload
@@ -210,6 +211,15 @@ class ChangesInput(Session):
     def forward(self) -> None:
         super().forward()
         self.inputs.dout.mul_(0.5)
+
+
+class UndoesItsChange(Session):
+    """Flips one bit, which hardly moves the answer; the next call puts it back."""
+
+    def forward(self) -> None:
+        super().forward()
+        if self.calls > 1:
+            bits(self.inputs.dout)[0, 0, 0, 0] ^= 1
 
 
 class CopyingReload(Session):

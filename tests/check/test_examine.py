@@ -95,6 +95,7 @@ def test_the_launch_is_left_with_the_first_data():
         (launches.Cached, r"cached answer: after new inputs the outputs are still those of the old ones: out, dx"),
         (launches.CachedCopy, r"cached answer: after new inputs the outputs are still those of the old ones: out, dx"),
         (launches.ChangesInput, r"changed inputs: dout$"),
+        (launches.UndoesItsChange, r"changed inputs: dout$"),
         (launches.CopyingReload, r"changed inputs: x, dout \(by reload: the session is to keep the new tensors"),
         (launches.ReadsLate, r"with its inputs overwritten after the call: out: wrong values"),
         (launches.Forgetful, r"wrong on a second call with the same inputs: out: wrong values"),

@@ -1,7 +1,7 @@
 """Checks of one open launch: before it is timed, and again afterwards.
 
     launch on the first data          outputs right? inputs unchanged? finished when its stream is?
-    reload fresh data, launch         outputs right, or still those of the first data?
+    reload fresh data, launch         outputs right, or still those of the first data? inputs unchanged?
     poison the outputs, launch        every element written? right a second time, with nothing reloaded?
         and overwrite the inputs      are the inputs no longer read once the call has returned?
     behind queued work (GPU):         ordered with its stream at both ends?
@@ -153,6 +153,7 @@ class Examination:
         self._untouched("by reload: the session is to keep the new tensors, not to write into the old ones")
         outputs = self._finished()
         self._fresh(outputs)
+        self._untouched()  # a second call may undo what one has changed
 
         self.announce("check: poisoned outputs")
         self._again(outputs)
