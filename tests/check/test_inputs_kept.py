@@ -93,6 +93,25 @@ def test_another_form_is_named_and_put_back(references, name):
     assert values(references) == before
 
 
+class Liar(Tensor):
+    """Equals whatever it is compared with."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return func is torch.equal or super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("name", ["fp32", "more bf16"])
+def test_an_input_of_another_class_is_named_and_put_back(references, name):
+    before, tensor = values(references), references.first.inputs.tensors()[name]
+    tensor.__class__ = Liar
+    tensor.detach().zero_()
+    assert references.changed() == [name]
+    assert type(tensor) is Tensor
+    assert values(references) == before
+    assert references.changed() == []
+
+
 @pytest.mark.parametrize("name", ["int64", "bool", "fp8"])
 def test_what_was_made_a_leaf_of_gradients_is_put_back(references, name):
     before, tensor = values(references), references.first.inputs.tensors()[name]

@@ -74,7 +74,7 @@ class Reference:
         }
         self._together = list(_pieces(self._kept, tensors))
         # Aliases of the same memory: a backend that changes the form of a tensor does not change that of its alias.
-        self._aliases = {name: (tensor.detach(), tensor.requires_grad) for name, tensor in tensors.items()}
+        self._aliases = {name: (one.detach(), type(one), one.requires_grad) for name, one in tensors.items()}
 
     def truth(self, variant: str) -> Truth:
         """Return the oracle and plain evaluation of a variant, computed on first use."""
@@ -158,7 +158,7 @@ class Reference:
             return make_truth(oracle, plain, expected, dtype, self.workload.outputs(variant))
 
     def differing(self, besides: Mapping[str, Tensor] | None = None) -> list[str]:
-        """Return the names of the inputs whose bits or form (type, strides, memory, gradient flag) have changed.
+        """Return the names of the inputs whose bits or form (class, type, strides, memory, gradient flag) have changed.
 
         Args:
             besides: tensors by name that are known to be unchanged: an input that is the very same one is skipped.
@@ -167,7 +167,7 @@ class Reference:
 
         known = besides or {}
         tensors = {name: one for name, one in self.inputs.tensors().items() if known.get(name) is not one}
-        same = {name for name, one in tensors.items() if _form(one, one.requires_grad) == _form(*self._aliases[name])}
+        same = {name for name, one in tensors.items() if _form(one) == _form(*self._aliases[name])}
         apart = set(same)
         for piece in self._together:
             if same.issuperset(piece.names) and piece.holds(tensors):
@@ -188,8 +188,9 @@ class Reference:
         names, tensors = self.differing(besides), self.inputs.tensors()
         with torch.no_grad():
             for name in names:
-                alias, requires_grad = self._aliases[name]
+                alias, kind, requires_grad = self._aliases[name]
                 alias.copy_(self._kept[name])
+                tensors[name].__class__ = kind
                 tensor = tensors[name] if tensors[name].is_leaf else tensors[name].detach_()
                 tensor.requires_grad_(False)  # else no integers can be its data again
                 tensor.data = alias.detach()
@@ -246,8 +247,10 @@ def _pieces(kept: dict[str, Tensor], tensors: Mapping[str, Tensor]) -> Iterator[
             yield _Piece(tuple(names), whole)
 
 
-def _form(tensor: Tensor, requires_grad: bool) -> tuple[object, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.data_ptr(), requires_grad
+def _form(tensor: Tensor, kind: type | None = None, requires_grad: bool | None = None) -> tuple[object, ...]:
+    """Class, type, strides, memory and gradient flag; the class first, because one of a backend may lie about the rest."""
+    flag = tensor.requires_grad if requires_grad is None else requires_grad
+    return kind or type(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.device, tensor.data_ptr(), flag
 
 
 class References:
