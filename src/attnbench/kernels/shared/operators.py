@@ -35,7 +35,8 @@ _EXACT: dict[str, tuple[type, ...]] = {
 
 def needs_operator(*tensors: Tensor | None) -> bool:
     """Whether a call must go through its operator: it is compiled, traced or transformed, or a tensor is not plain memory."""
-    if torch.compiler.is_compiling():
+    # In a frame that `torch.compile` skips, such as under a dispatch mode, it would compile the functions called next.
+    if torch.compiler.is_compiling() or torch._C._dynamo.eval_frame.get_eval_frame_callback():
         return True
     for x in tensors:
         if type(x) in _PLAIN:
@@ -294,6 +295,7 @@ def _is_exact(x: Any, types: tuple[type, ...], listed: bool) -> bool:
 
 
 def _refusing_forward_mode(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @torch._disable_dynamo  # as `torch.library.custom_op` does
     def run(*arguments: Any) -> Any:
         # Otherwise PyTorch would return a derivative of 0 for one that is not supported.
         if forward_ad._current_level >= 0:
@@ -304,6 +306,7 @@ def _refusing_forward_mode(function: Callable[..., Any], name: str) -> Callable[
 
 
 def _counting(flops: Callable[..., int]) -> Callable[..., int]:
+    @torch._disable_dynamo
     def count(*arguments: Any, out_val: Any = None) -> int:
         return flops(*arguments)
 
