@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -275,6 +277,22 @@ def test_on_hopper_the_default_is_its_own_kernel(dim, causal, others, short):
         ((0, 0), 2, True),
     ):
         assert forward_config(capability, item_bytes, dim, 4096, right=True, hopper=hopper).order == "plain"
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [("3.6.0", (3, 6)), ("3.10.0+git9844da95", (3, 10)), ("4.0.dev20261101", (4, 0)), ("main", None), (None, None)],
+)
+def test_the_triton_that_is_imported_says_its_version(monkeypatch, version, found):
+    """Whatever package it came from: nightly builds are `pytorch-triton`, and a copied folder is no package."""
+    from attnbench.kernels.flash.config import defaults
+
+    monkeypatch.setitem(sys.modules, "triton", version and types.SimpleNamespace(__version__=version))
+    defaults.installed_triton.cache_clear()
+    try:
+        assert defaults.installed_triton() == found
+    finally:
+        defaults.installed_triton.cache_clear()
 
 
 @pytest.mark.parametrize("causal", [True, False])

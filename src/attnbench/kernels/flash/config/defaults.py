@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from importlib import metadata
 from pathlib import Path
 
 from attnbench.kernels.flash.config.forward import HOPPER, ForwardConfig
@@ -22,11 +21,15 @@ TABLE = Defaults(Path(__file__).with_name("defaults.toml"))
 
 @cache
 def installed_triton() -> tuple[int, int] | None:
-    """Major and minor version of the installed Triton; None without one."""
+    """Major and minor version of the Triton that compiles; None without one.
+
+    Packages of more than one name have it, such as `pytorch-triton`, and copies have none: so the module is asked.
+    """
     try:
-        found = re.match(r"(\d+)\.(\d+)", metadata.version("triton"))
-    except metadata.PackageNotFoundError:
+        from triton import __version__ as version
+    except ImportError:
         return None
+    found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else None
 
 
