@@ -138,10 +138,12 @@ def unreadable(error: Exception) -> str:
 
 
 def absent(path: str | Path) -> str:
-    """Say what is wrong with a path without a file: it is a folder, a pipe or a device, or nothing is there."""
+    """Say what is wrong with a path: it is a folder, a file where one is asked for, a pipe or a device, or not there."""
     try:
         if Path(path).is_dir():
             return FOLDER
+        if Path(path).is_file():
+            return "is a file"
         return "is a pipe or a device" if Path(path).exists() else "is not there"
     except OSError:  # a name too long
         return "is not there"

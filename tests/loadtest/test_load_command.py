@@ -30,7 +30,7 @@ from attnbench.machine.device import Device
 from attnbench.models.hstu_ranking.checkpoint import save
 from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.model import HstuRanking
-from attnbench.presentation.load import markdown, notes, tables
+from attnbench.presentation.load import ended, markdown, notes, tables
 from attnbench.report.load import render_load
 from attnbench.store import load_file
 from attnbench.store.load_file import Highest, LoadRun, Point, derived
@@ -246,6 +246,7 @@ def test_graphs_that_have_no_memory_are_said(cache, capsys, monkeypatch):
         ([*LOAD, "--on-host-hit", "auto", "--host-pages", "0"], "--on-host-hit=auto says nothing without host memory"),
         ([*LOAD, "--source", "here", "--users", "3"], "--users=3 does not go with --source, which has its own"),
         ([*LOAD, "--source", "here"], "load: --source=here is not there; a folder of prepared files; attnbench data"),
+        ([*LOAD, "--source", __file__], "test_load_command.py is a file; a folder of prepared files; attnbench data"),
         ([*LOAD, "--source", "."], "load: --source=. has no processed_seqs_inference.csv; a folder of prepared"),
         ([*LOAD, "--pool-pages", "6"], "--pool-pages=6 are fewer than the 7 of one user; 7 or more"),
         ([*LOAD, "--pool-share", "0.001"], "gives 1 pages, fewer than the 7 of one user; a larger share"),
@@ -508,6 +509,9 @@ def test_a_note_that_many_loads_share_is_said_once_with_the_worst() -> None:
     said = notes(dataclasses.replace(run, points=late))
     assert any(note.startswith("server 200/s and 2 more loads: the generator was late, p99 12.5") for note in said)
     assert "server 200/s and 2 more loads: offered -10.0 % from the rate asked for, 180/s" in said
+    many = dataclasses.replace(loads[0], asked_rate=20000.0)
+    assert any(note.startswith("server 20000/s: ") for note in notes(dataclasses.replace(run, points=[many])))
+    assert ended(many).startswith("server 20000/s: ")
     said = notes(dataclasses.replace(run, points=loads[:2]))
     assert any(note.startswith("server 200/s and 1 more load: above capacity") for note in said)
 

@@ -23,7 +23,7 @@ from attnbench.loadtest.points import Schedule, by_schedule, point_of
 from attnbench.loadtest.replay import Replay
 from attnbench.loadtest.serving import Batching, Library, Refused, Server
 from attnbench.loadtest.users import Users
-from attnbench.store.load_file import Point
+from attnbench.store.load_file import Point, rate_text
 
 if TYPE_CHECKING:
     from attnbench.loadtest.engine import ModelEngine
@@ -293,7 +293,7 @@ class Bench:
         return ledger, counts, pauses(ledger, collections.longest_ms, first_used_ms)
 
     def _label(self, scenario: str, rate: float) -> str:
-        return f"{scenario} {rate:.4g}/s" if scenario != "offline" else scenario
+        return f"{scenario} {rate_text(rate)}/s" if scenario != "offline" else scenario
 
 
 @dataclass(frozen=True, slots=True)

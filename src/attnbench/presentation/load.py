@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.presentation import figures
-from attnbench.store.load_file import RANDOM, Highest, LoadRun, Point, Spread
+from attnbench.store.load_file import RANDOM, Highest, LoadRun, Point, Spread, rate_text
 
 NOT_A_SUBMISSION = (
     "The generator of server and offline is MLPerf's LoadGen, and 80 ms its limit for DLRMv3; weights and data are not "
@@ -196,7 +196,7 @@ def notes(run: LoadRun) -> list[str]:
     same: dict[str, list[tuple[str, str]]] = {}
     "label and text of the notes that differ in their numbers alone, a search for a rate makes a dozen loads"
     for point in run.points:
-        label = point.scenario + (f" {point.asked_rate:.4g}/s" if point.asked_rate is not None else "")
+        label = point.scenario + (f" {rate_text(point.asked_rate)}/s" if point.asked_rate is not None else "")
         found += [f"{label}: {count} refused: {reason}" for reason, count in point.refused.items()]
         for text in (*_of_generator(point), *_of_capacity(point), *point.notes):
             same.setdefault(re.sub(NUMBER, "", text), []).append((label, text))
@@ -224,7 +224,7 @@ def _of_generator(point: Point) -> list[str]:
     if whole and point.asked_rate and point.offered_rate and abs(point.offered_rate / point.asked_rate - 1) > RATE_OFF:
         found.append(
             f"offered {100 * (point.offered_rate / point.asked_rate - 1):+.1f} % from the rate asked for, "
-            f"{point.offered_rate:.4g}/s"
+            f"{rate_text(point.offered_rate)}/s"
         )
     return found
 
@@ -244,7 +244,7 @@ def _of_capacity(point: Point) -> list[str]:
 
 def ended(point: Point) -> str:
     """Describe in one line how a load ended."""
-    rate = f" {point.asked_rate:.4g}/s" if point.asked_rate is not None else ""
+    rate = f" {rate_text(point.asked_rate)}/s" if point.asked_rate is not None else ""
     parts = [f"{point.answered} of {point.issued} answered"]
     parts += [f"{figures.plain(point.achieved_rate, 4)}/s"] if point.achieved_rate else []
     parts += [f"{_worst(point.latency)} ms"] if point.latency else []
@@ -264,7 +264,7 @@ def sentence(found: Highest) -> str:
     if found.rate is None:
         return f"no rate tried has 99 % of requests within {found.slo_ms:g} ms{found.note and f' ({found.note})'}"
     return (
-        f"{found.rate:.4g} requests/s is the highest rate tried with 99 % of requests within {found.slo_ms:g} ms"
+        f"{rate_text(found.rate)} requests/s is the highest rate tried with 99 % of requests within {found.slo_ms:g} ms"
         f"{found.note and f' ({found.note})'}"
     )
 

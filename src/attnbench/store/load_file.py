@@ -162,6 +162,11 @@ class LoadRun(Spelled):
         Spelled.__post_init__(self)
 
 
+def rate_text(rate: float) -> str:
+    """Four digits of a rate, whole ones as they are: 1432.6 is 1433, and 20000 is 20000, not 2e+04."""
+    return f"{float(f'{rate:.4g}'):.15g}"
+
+
 def spread(values: Sequence[float]) -> Spread | None:
     """Return the statistics of a series; None for an empty one."""
     if not values:
