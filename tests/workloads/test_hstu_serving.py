@@ -26,8 +26,10 @@ BAD = {
     "batch=0 cannot be used": {"batch": 0},
     "num_candidates=0 cannot be used; a whole number from 1": {"num_candidates": 0},
     "num_candidates=21 is over what model=tiny scores; at most 20": {"num_candidates": 21},
-    "cached=63 is no history of model=tiny; 2 tokens of context and 2 (an item and its action each) an item": {
-        "cached": 63
+    "cached=63 is no history of model=tiny; 2 of context and a multiple of 2 (an item and its action)": {"cached": 63},
+    "cached=999 is no history of model=small; a multiple of 2 (an item and its action)": {
+        "model": "small",
+        "cached": 999,
     },
     "cached=1 is no history of model=tiny": {"cached": 1},
     "cached + new_tokens=65 is no history of model=tiny": {"new_tokens": 3},

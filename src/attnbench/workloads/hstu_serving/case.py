@@ -162,12 +162,13 @@ class ServingCase:
         for name, tokens in (("cached", self.cached), *(("cached + new_tokens", one) for one in sorted(histories))):
             rest = tokens - len(config.context)
             if tokens and (rest < 0 or rest % config.item_tokens):
-                items = "an item each" if config.item_tokens == 1 else "an item and its action each"
+                context = f"{len(config.context)} of context and " if config.context else ""
+                items = "an item" if config.item_tokens == 1 else "an item and its action"
                 raise _refuse(
                     name,
                     tokens,
                     f"is no history of model={self.model}",
-                    f"{len(config.context)} tokens of context and {config.item_tokens} ({items}) an item",
+                    f"{context}a multiple of {config.item_tokens} ({items})",
                 )
         longest = max(histories)
         if longest > config.history_tokens:
