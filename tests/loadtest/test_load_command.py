@@ -543,6 +543,20 @@ def test_tables_and_notes_say_what_happened() -> None:
     assert "80.00 requests/s" in text or "80 requests/s is the highest rate tried" in text
 
 
+def test_offline_says_why_a_cache_that_evicts_finds_nobody() -> None:
+    run = example()
+
+    def said(scenario: str, evicted: int, hit: int = 0) -> bool:
+        cache = {"tokens": 10, "hit": hit, "missed": 10 - hit, "evicted_users": evicted}
+        point = dataclasses.replace(run.points[0], scenario=scenario, cache=cache)
+        return any("LoadGen repeats one order" in note for note in notes(dataclasses.replace(run, points=(point,))))
+
+    assert said("offline", 5)
+    assert not said("offline", 0)
+    assert not said("offline", 5, hit=9), "users who came anew took the places of those who ended"
+    assert not said("server", 5)
+
+
 def test_what_was_measured_before_a_failure_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,7 +198,7 @@ def notes(run: LoadRun) -> list[str]:
     for point in run.points:
         label = point.scenario + (f" {rate_text(point.asked_rate)}/s" if point.asked_rate is not None else "")
         found += [f"{label}: {count} refused: {reason}" for reason, count in point.refused.items()]
-        for text in (*_of_generator(point), *_of_capacity(point), *point.notes):
+        for text in (*_of_generator(point), *_of_order(point), *_of_capacity(point), *point.notes):
             same.setdefault(re.sub(NUMBER, "", text), []).append((label, text))
     for those in same.values():
         label, text = max(those, key=lambda one: _first_number(one[1]))
@@ -227,6 +227,16 @@ def _of_generator(point: Point) -> list[str]:
             f"{rate_text(point.offered_rate)}/s"
         )
     return found
+
+
+def _of_order(point: Point) -> list[str]:
+    count = point.cache.get
+    if point.scenario != "offline" or not count("evicted_users") or 2 * count("missed", 0) < count("tokens", 0):
+        return []
+    return [
+        "LoadGen repeats one order of all users, the worst for a cache that evicts the least recently used; "
+        "--pool-share 1 holds all"
+    ]
 
 
 def _worst(spread: Spread) -> str:
