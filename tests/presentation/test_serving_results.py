@@ -86,6 +86,10 @@ def test_the_last_sentence_says_that_it_works_here():
     ]
     run = run_of([eager, lost(Status.SKIPPED, "needs a CUDA device")])
     assert works(run) == ["works here: serving-eager gave the right logits in 1 case; not here: serving-paged"]
+    stopped = replace(lost(Status.SKIPPED, "interrupted by SIGTERM"), backend="serving-eager")
+    assert works(run_of([eager, stopped])) == [
+        "works here: serving-eager gave the right logits in 1 case; skipped in 1 case: serving-eager"
+    ]
     plan = [
         PlannedGroup(group=name, workload="hstu-serving", case={}, case_id=name, backends=()) for name in ("x", "y")
     ]

@@ -92,8 +92,13 @@ def works(run: Run) -> list[str]:
     wrong = [record for record in records if record.status not in (Status.PASSED, Status.SKIPPED)]
     if not right and not wrong:
         return []
-    absent = _names(record for record in records if record.status is Status.SKIPPED)
+    ready = {backend_name(record) for record in right}
+    skipped = [record for record in records if record.status is Status.SKIPPED]
+    absent = _names(record for record in skipped if backend_name(record) not in ready)
     parts = [f"not here: {absent}"] if absent else []
+    others = [record for record in skipped if backend_name(record) in ready]  # out of memory, or interrupted
+    if others:
+        parts += [f"skipped in {_counted(len({case_of(record) for record in others}), 'case')}: {_names(others)}"]
     missing = len({group.case_id for group in run.plan} - {record.case_id for record in records})
     parts += [f"{missing} of {len(run.plan)} cases were not reached"] if missing else []
     if not wrong:
