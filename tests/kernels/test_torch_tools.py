@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import checkpoint, flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -145,6 +146,10 @@ def test_packed_rows_count_by_their_lengths_and_without_values_by_their_bound(ap
         with torch._subclasses.FakeTensorMode() as mode:
             fakes = [mode.from_tensor(x) for x in (q, k, few, many)]
             assert counted(lambda run=run, fakes=fakes: run(*fakes)) == [2 * pair * 256, 5 * pair * 256]
+        with torch._subclasses.FakeTensorMode(shape_env=ShapeEnv()) as mode:
+            fakes = [mode.from_tensor(x) for x in (q, k, few, many)]
+            counted(lambda run=run, fakes=fakes: run(*fakes))
+        assert fakes[3].shape[0].node.maybe_as_int() is None, "a count fixes no number of sequences"
     alone = [2 * pair * (15**2 + 5**2), 5 * pair * (15**2 + 5**2)]
     assert counted(lambda: flash(k, k, k, cu_seqlens_q=many, max_seqlen_q=16)[0].sum().backward()) == alone
     assert counted(lambda: hstu(k, k, k, many, 16).sum().backward()) == alone

@@ -5,6 +5,7 @@ Arguments after the tensors are those of `flash_attention`, configurations by na
 
 from __future__ import annotations
 
+from operator import mul
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from attnbench.kernels.flash.calls import call_of, given_backward, given_forward
 from attnbench.kernels.flash.portable.forward import flash_forward
 from attnbench.kernels.flash.problem import check_device, lse_extents, problem_of
-from attnbench.kernels.shared.flops import backward_flops, forward_flops, packed_lengths
+from attnbench.kernels.shared.flops import backward_flops, forward_flops, packed_pairs
 from attnbench.kernels.shared.kept import Results
 from attnbench.kernels.shared.operators import Operator, no_second, save_nothing, where_known
 
@@ -103,7 +104,7 @@ def pairs_of(q: Tensor, k: Tensor, cu_seqlens_q: Tensor | None, *rest: Any) -> i
     """(query, key) pairs of a head, over all sequences."""
     if cu_seqlens_q is None:
         return q.shape[0] * q.shape[1] * k.shape[1]
-    return sum(queries * keys for queries, keys in packed_lengths(cu_seqlens_q, *rest))
+    return packed_pairs(mul, cu_seqlens_q, *rest)
 
 
 def forward_count(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> int:

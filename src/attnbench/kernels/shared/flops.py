@@ -6,7 +6,7 @@ of blocks changes nothing.  Only matrix products count, a multiply-add as 2, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -22,22 +22,26 @@ def backward_flops(q: Tensor, v: Tensor, pairs: int) -> int:
     return 2 * (3 * q.shape[-1] + 2 * v.shape[-1]) * q.shape[-2] * pairs
 
 
-def packed_lengths(offsets_q: Any, offsets_k: Any, max_q: Any, max_k: Any) -> Iterable[tuple[int, int]]:
-    """Queries and keys of each packed sequence; offsets, and bounds, that are None are those of the other side."""
+def packed_pairs(count: Callable[[int, int], int], offsets_q: Any, offsets_k: Any, max_q: Any, max_k: Any) -> int:
+    """The sum of a count of pairs, of queries and keys, over packed sequences: by their bounds if offsets have no values.
+
+    Offsets, and bounds, that are None are those of the other side.
+    """
     offsets_q, offsets_k = _both(offsets_q, offsets_k)
-    max_q, max_k = _both(max_q, max_k)
-    return zip(numbers_in(offsets_q.diff(), max_q), numbers_in(offsets_k.diff(), max_k), strict=True)
+    if has_no_values(offsets_k):
+        max_q, max_k = _both(max_q, max_k)
+        pairs: int = (offsets_k.shape[0] - 1) * count(max_q, max_k)  # the number of sequences may be a symbol
+        return pairs
+    return sum(map(count, offsets_q.diff().tolist(), offsets_k.diff().tolist()))
 
 
 def _both(one: Any, other: Any) -> tuple[Any, Any]:
     return other if one is None else one, one if other is None else other
 
 
-def numbers_in(x: Tensor, bound: int) -> Any:
-    """Numbers in a tensor, which are read as PyTorch's counter does; the bound of each where a tensor has no values."""
+def has_no_values(x: Tensor) -> bool:
+    """Whether a tensor is traced or on "meta": others are read, as PyTorch's counter does."""
     from torch._subclasses.fake_tensor import FakeTensor
     from torch._subclasses.functional_tensor import FunctionalTensor
 
-    if isinstance(x, FakeTensor | FunctionalTensor) or x.device.type == "meta":
-        return [bound] * x.shape[0]
-    return x.tolist()
+    return isinstance(x, FakeTensor | FunctionalTensor) or x.device.type == "meta"

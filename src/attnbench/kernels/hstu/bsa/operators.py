@@ -14,7 +14,7 @@ from torch import Tensor
 from attnbench.kernels.hstu.bsa.calls import Numbers, call_of, checked
 from attnbench.kernels.hstu.bsa.inputs import BsaTensors, problem_of
 from attnbench.kernels.hstu.bsa.plan import BsaConfig, saved_shapes
-from attnbench.kernels.shared.flops import backward_flops, forward_flops, packed_lengths
+from attnbench.kernels.shared.flops import backward_flops, forward_flops, packed_pairs
 from attnbench.kernels.shared.kept import Results
 from attnbench.kernels.shared.operators import Operator, no_second, save_nothing, where_known
 
@@ -94,8 +94,11 @@ def pairs_of(tensors: BsaTensors, numbers: Numbers) -> int:
     """Pairs of a head: of each query with the means of all blocks, with the blocks it may select, and with its window."""
     size, window = numbers.block_size, numbers.local_window or 0
     most = size * numbers.block_counts
-    lengths = packed_lengths(tensors.offsets_q, tensors.offsets, numbers.max_seqlen_q, numbers.max_seqlen)
-    return sum(queries * (keys // size + min(keys, most) + min(keys, window)) for queries, keys in lengths)
+
+    def count(queries: int, keys: int) -> int:
+        return queries * (keys // size + min(keys, most) + min(keys, window))
+
+    return packed_pairs(count, tensors.offsets_q, tensors.offsets, numbers.max_seqlen_q, numbers.max_seqlen)
 
 
 def forward_count(*arguments: Any) -> int:

@@ -5,6 +5,7 @@ Arguments after the tensors are those of `hstu_attention`; configurations are th
 
 from __future__ import annotations
 
+from operator import mul
 from typing import Any
 
 import triton
@@ -13,7 +14,7 @@ from torch import Tensor
 from attnbench.kernels.hstu.dense.calls import call_of, problem_of
 from attnbench.kernels.hstu.dense.portable.forward import hstu_dense_forward
 from attnbench.kernels.hstu.dense.problem import check_device
-from attnbench.kernels.shared.flops import backward_flops, forward_flops, packed_lengths
+from attnbench.kernels.shared.flops import backward_flops, forward_flops, packed_pairs
 from attnbench.kernels.shared.kept import Results
 from attnbench.kernels.shared.operators import Operator, no_second, save_nothing, where_known
 
@@ -104,7 +105,7 @@ def fake_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> 
 
 def pairs_of(offsets: Tensor, offsets_q: Tensor | None, _targets: Any, max_seqlen: int, max_seqlen_q: Any) -> int:
     """(query, key) pairs of a head, over all sequences."""
-    return sum(queries * keys for queries, keys in packed_lengths(offsets_q, offsets, max_seqlen_q, max_seqlen))
+    return packed_pairs(mul, offsets_q, offsets, max_seqlen_q, max_seqlen)
 
 
 def forward_count(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> int:

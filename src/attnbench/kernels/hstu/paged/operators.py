@@ -25,7 +25,7 @@ from attnbench.kernels.hstu.paged.calls import (
     step_of,
 )
 from attnbench.kernels.hstu.paged.problem import Step, check_step
-from attnbench.kernels.shared.flops import forward_flops, numbers_in
+from attnbench.kernels.shared.flops import forward_flops, has_no_values
 from attnbench.kernels.shared.operators import Operator, no_gradients, where_known, without_gradients
 
 TABLE = "Tensor offsets, Tensor cached, Tensor indptr, Tensor indices, Tensor? num_targets"
@@ -76,8 +76,13 @@ def fake_forward(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> T
 def forward_count(q: Tensor, k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> int:
     """FLOPs of the forward: of the new rows with the cached and the new ones."""
     step, _ = split_arguments(rest)
-    new, cached = numbers_in(step.offsets.diff(), step.max_new), numbers_in(step.cached, step.max_cached)
-    return forward_flops(q, v, sum(m * (m + n) for m, n in zip(new, cached, strict=True)))
+
+    def count(new: int, cached: int) -> int:
+        return new * (new + cached)
+
+    if has_no_values(step.cached):
+        return forward_flops(q, v, step.cached.shape[0] * count(step.max_new, step.max_cached))
+    return forward_flops(q, v, sum(map(count, step.offsets.diff().tolist(), step.cached.tolist())))
 
 
 def run_append(k: Tensor, v: Tensor, pool: Tensor, *rest: Any) -> None:
