@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -211,9 +210,8 @@ def test_a_first_compiled_call_may_be_counted_and_later_ones_still_run(apis, fam
     torch._dynamo.reset()
     compiled = torch.compile(attend, backend="aot_eager")
     eager = counted(lambda: attend(x, ends).sum().backward())
-    with warnings.catch_warnings(action="error"):
-        assert counted(lambda: compiled(x, ends).sum().backward()) == eager
-        torch.testing.assert_close(gradient(compiled, x, ends), gradient(attend, x, ends))
+    assert counted(lambda: compiled(x, ends).sum().backward()) == eager
+    torch.testing.assert_close(gradient(compiled, x, ends), gradient(attend, x, ends))
 
 
 @pytest.mark.parametrize("family", DIFFERENTIABLE)
