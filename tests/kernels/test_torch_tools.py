@@ -88,8 +88,13 @@ def test_a_trace_of_torch_jit_is_of_any_length_differentiated_and_saved(apis, fa
 @pytest.mark.filterwarnings(OLD)
 def test_a_length_that_torch_jit_traces_is_refused_as_what_it_is(apis):
     flash, hstu = apis["flash"].flash_attention, apis["hstu.dense"].hstu_attention
-    packed = lambda x, ends, longest: flash(x[0], x[0], x[0], cu_seqlens_q=ends, max_seqlen_q=longest)[0]  # noqa: E731
-    jagged = lambda x, ends, longest: hstu(x[0], x[0], x[0], ends, longest)  # noqa: E731
+
+    def packed(x, ends, longest):
+        return flash(x[0], x[0], x[0], cu_seqlens_q=ends, max_seqlen_q=longest)[0]
+
+    def jagged(x, ends, longest):
+        return hstu(x[0], x[0], x[0], ends, longest)
+
     given = drawn(40)
     for call, name in ((packed, "max_seqlen_q"), (jagged, "max_seqlen")):
         refused = rf"^attnbench::\w+: {name} is a tensor, as all lengths are for torch.jit.trace; int\(\) of it, or"
