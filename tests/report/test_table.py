@@ -170,15 +170,23 @@ def test_what_a_backend_left_behind_is_said():
 
 
 def test_a_note_of_the_configuration_that_the_name_has_is_left_out():
-    own, default, more = "forward m128n64w8s2-tma", "forward m64n64w4s3", "forward m128n64w8s2-tma, few queries"
-    rows = {"a[m128n64w8s2-tma]": own, "a": default, "b": own, "c[m128n64w8s2-tma]": more, "d[]": "forward "}
-    records = [make_record(make_case(), name, tflops=100.0, notes=(note,)) for name, note in rows.items()]
-    said = [note for note in noted(records) if ": forward" in note]
+    config = "m128n64w8s2-tma"
+    rows = {
+        f"a[{config}]": (f"forward {config}", f"backward {config}"),
+        "a": ("forward m64n64w4s3",),
+        "b": (f"forward {config}",),
+        f"c[{config}]": (f"forward {config}, few queries",),
+        "d[]": ("forward ",),
+        "e[fp8]": ("not fp8",),
+    }
+    records = [make_record(make_case(), name, tflops=100.0, notes=notes) for name, notes in rows.items()]
+    said = [note for note in noted(records) if ": " in note and note.partition(": ")[0] in rows]
     assert sorted(said) == [
         "a: forward m64n64w4s3",
-        "b: forward m128n64w8s2-tma",
-        f"c[m128n64w8s2-tma]: {more}",
+        f"b: forward {config}",
+        f"c[{config}]: forward {config}, few queries",
         "d[]: forward",
+        "e[fp8]: not fp8",
     ]
 
 

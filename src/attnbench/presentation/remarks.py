@@ -126,13 +126,16 @@ def _places(records: Sequence[Record]) -> tuple[int, int]:
 def own_notes(records: Sequence[Record]) -> Iterator[str]:
     """Yield notes of several rows once, with their names; if they differ in a count, ``2 of 12``, with the range.
 
-    A note of only what the name of its row has in brackets, the configuration that was asked for, says nothing more.
+    A note that only repeats the configuration in the name of its row is left out.  A note of every row, of three or more,
+    is one of "all".
     """
     rows: dict[str, dict[str, None]] = {}
     counts: dict[str, set[int]] = {}
     for record in records:
+        config = record.backend.partition("[")[2].removesuffix("]")
+        repeated = {f"forward {config}", f"backward {config}"} if config else set()
         for note in record.notes:
-            if note.partition(" ")[2] == record.backend.partition("[")[2].removesuffix("]") != "":
+            if note in repeated:
                 continue
             text = note.removeprefix(f"{record.backend}:").strip()
             alike = COUNT.sub(COUNTED, text, count=1)
