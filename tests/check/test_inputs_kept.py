@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnbench.check import reference
 from attnbench.check.poison import bits
-from attnbench.check.reference import References
+from attnbench.check.reference import References, place_of_copies
 from attnbench.workloads.base import load_workload
 from check.launches import SumCase, SumWorkload
 
@@ -148,8 +148,17 @@ def test_inputs_are_compared_at_once_and_shared_ones_once(monkeypatch):
     assert counted == [604, 4]
 
 
-def test_larger_inputs_are_kept_in_host_memory_and_compared_there_one_by_one(monkeypatch):
-    monkeypatch.setattr(reference, "KEPT_ON_DEVICE", 10)
+def test_copies_of_inputs_stay_on_a_device_that_has_room(monkeypatch):
+    monkeypatch.setattr(reference, "free_bytes", lambda device: 800)
+    assert [str(place_of_copies(size, torch.device("cuda", 1))) for size in (0, 100, 101)] == [
+        "cuda:1",
+        "cuda:1",
+        "cpu",
+    ]
+
+
+def test_copies_in_host_memory_are_compared_too(monkeypatch):
+    monkeypatch.setattr(reference, "place_of_copies", lambda size, device: "cpu")
     given = Many(tensors(1))
     references = References(SumWorkload(), SumCase(), given, Many(tensors(2)))
     given.shared["wide"][0, 0] += 1

@@ -35,8 +35,10 @@ if TYPE_CHECKING:
 MAX_BYTES = 2**31
 "Upper limit of the memory of an oracle's results."
 
-KEPT_ON_DEVICE = 2**30
-"Copies of larger inputs are kept in host memory."
+KEPT_SHARE = 8
+"""Copies of inputs take at most this part of the free memory of their device; larger ones are kept in host memory.
+
+From there each comparison brings them back, which takes longer than the measurement: a second for 4 GiB, fifty times."""
 
 TOGETHER = {"cuda": 2**26, "cpu": 2**16}
 """Limit of the inputs that are compared at once, in bytes: a model has dozens of weights, and on a GPU each comparison
@@ -67,9 +69,9 @@ class Reference:
         self._followed: dict[str, _Followed] = {}
         tensors = inputs.tensors()
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        place = None if size <= KEPT_ON_DEVICE else "cpu"
+        place = place_of_copies(size, next(iter(tensors.values())).device)
         self._kept = {
-            name: tensor.detach().to(place or tensor.device, copy=True, memory_format=torch.contiguous_format)
+            name: tensor.detach().to(place, copy=True, memory_format=torch.contiguous_format)
             for name, tensor in tensors.items()
         }
         self._together = list(_pieces(self._kept, tensors))
@@ -201,11 +203,6 @@ class Reference:
         """Return the parts of whole outputs that the oracle computed."""
         return self.workload.select(self.case, outputs, self.draw)
 
-    def release(self) -> None:
-        """Free the oracle's memory; `truth` computes it again."""
-        self._truths.clear()
-        self.forget()
-
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
@@ -307,11 +304,6 @@ class References:
         self.first.forget()
         self.second.forget()
 
-    def release(self) -> None:
-        """Free the memory of both oracles before memory is measured; they are computed again when needed."""
-        self.first.release()
-        self.second.release()
-
 
 def oracle_dtype(result_dtype: str, device: Any) -> Any:
     """Return the oracle's precision for that of the outputs, by the rule in the module docstring."""
@@ -319,6 +311,16 @@ def oracle_dtype(result_dtype: str, device: Any) -> Any:
 
     slow = device.type == "cuda" and torch.cuda.get_device_capability(device) not in FULL_RATE_FP64
     return torch.float32 if slow and result_dtype != "fp32" else torch.float64
+
+
+def place_of_copies(size: int, device: Any) -> Any:
+    """Return where copies of inputs are kept: on their device if that has room, else in host memory.
+
+    Args:
+        size: of the inputs, in bytes.
+        device: theirs.
+    """
+    return device if size <= free_bytes(device) // KEPT_SHARE else "cpu"
 
 
 def free_bytes(device: Any) -> int:
