@@ -22,8 +22,10 @@ from attnbench.models.hstu_ranking.config import WHO
 from attnbench.models.paged_cache.packing import send
 
 NOTHING: np.ndarray = np.empty(0, dtype=np.int64)
-WORKSPACE = 2**28
-"Limit of the intermediate results of the plain evaluation, in bytes: it processes rows in chunks that stay below."
+WORKSPACE = {"cuda": 2**30, "cpu": 2**28}
+"""Limit of the intermediate results of the plain evaluation, in bytes: it processes rows in chunks that stay below.
+
+Of more on a GPU, since launches of small chunks take the host longer than the GPU."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,13 @@ class Reference:
                 before = pool.index_select(0, given.table.indices[pages]).transpose(0, 1).flatten(1, 2)[:, :cached]
                 keys, values = torch.cat([before[0], keys]), torch.cat([before[1], values])
             length = cached + new + targets
-            step = max(1, WORKSPACE // (4 * keys.shape[1] * length * keys.element_size()))
+            step = max(1, WORKSPACE[q.device.type] // (4 * keys.shape[1] * length * keys.element_size()))
             queries, keys, values = q[rows].transpose(0, 1), keys.permute(1, 2, 0), values.transpose(0, 1)
             for first in range(0, new + targets, step):
                 last = min(first + step, new + targets)
                 end = cached + last  # later keys are seen by none of these rows
-                i, j = torch.arange(cached + first, end, device=q.device)[:, None], torch.arange(end, device=q.device)
-                sees = ((j <= i) & (j < cached + new)) | (j == i)
+                sees = torch.ones(last - first, end, dtype=torch.bool, device=q.device).tril_(cached + first)
+                sees[:, cached + new :].triu_(first - new)  # of the candidates, a row sees itself alone
                 scores = torch.bmm(queries[:, first:last], keys[:, :, :end]) * given.alpha
                 weights = torch.nn.functional.silu(scores) * sees
                 attended = torch.bmm(weights, values[:, :end]) / given.scaling_seqlen
