@@ -752,6 +752,7 @@ SPEED = OURS | {
     "few tiles 96": "suite-few-tiles-96-h200.json",
     "few tiles 128": "suite-few-tiles-128-h200.json",
     "decode": "suite-decode-h200.json",
+    "decode flashinfer": "suite-decode-flashinfer-h200.json",
     **{f"serial bwd {name}": f"hstu-bwd-serial-{name}-h200.json" for name in ("128", "64", "32", "uneven")},
     "flash fwd 32768": "flash-fwd-32768-h200.json",
     "uneven": "hstu-jagged-h200.json",
@@ -1110,6 +1111,8 @@ SUITES = (
     "timers",
     "replicates",
     "decode",
+    "decode-flashinfer",
+    "paged",
     "flash-96",
     "few-tiles-64",
     "few-tiles-96",
@@ -1131,12 +1134,14 @@ POOLS = tuple(
 """Users who return, with a pool for all of them or for 40 %, launch by launch, as graphs, and with host memory."""
 FEW = ("128-1024", "128-2048", "128-6144", "128-12288", "64-2048", "64-4096", "64-8192")
 "Calls of dense HSTU with few query tiles: dims and rows."
-LONG_ROWS = ("128k-causal-1", "128k-causal-2", "128k-causal-3", "128k-full-1")
+LONG_ROWS = ("128k-causal-1", "128k-causal-2", "128k-causal-3", "128k-causal-forms", "128k-full-1", "128k-full-forms")
 "Processes of the cases of 131072 rows."
 OVER_GPUS = tuple(
     f"cp-{name}-2xh200.json" for name in ("8k", "32k", "libraries", "gqa", *LONG_ROWS, "hstu-long", "hstu")
 )
 """Context-parallel attention; a run of each part of the suite."""
+SCALED = tuple(f"scaled-{name}.json" for name in ("2xh200", "ray-2xh200", "turns-2xh200", "ray-h200"))
+"Sweeps over two GPUs, through Ray, and beside a busy neighbour."
 TABLES = {
     "backends": Table((), backends),
     "quick-cpu": Table(("quick-cpu.json",), on_cpu),
@@ -1258,7 +1263,7 @@ TABLES = {
         )
     },
     "context-parallel-2xh200": Table(OVER_GPUS, over_gpus),
-    "scaled-2xh200": Table(("scaled-2xh200.json", "scaled-ray-2xh200.json", "scaled-ray-h200.json"), scaled),
+    "scaled-2xh200": Table(SCALED, scaled),
     "soak-cpu": Table(("soak-cpu.json",), soaked),
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),

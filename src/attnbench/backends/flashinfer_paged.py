@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class FlashInferPaged(FlashInfer):
     """Both wrappers take the whole pool [pages, 2, page size, heads, dim]."""
 
-    name, title, tested = "flashinfer-paged", "FlashInfer, paged", None
+    name, title, tested = "flashinfer-paged", "FlashInfer, paged", "NVIDIA H200, torch 2.11"
 
     def configs(self, case: AttentionCase) -> Iterable[Config]:
         """Return the page sizes, each also with the decode wrapper."""

@@ -28,6 +28,7 @@ class GatheredSdpa(DenseBackend):
 
     name = "gathered-sdpa"
     title = "SDPA over gathered copies of pages"
+    tested = "NVIDIA H200, torch 2.11"
     install = "part of torch"
     devices = ("cpu", "cuda")
     limits = replace(Sdpa.limits, headdim_v=False, backward=False)

@@ -38,7 +38,7 @@ MAX_BYTES = 2**31
 KEPT_SHARE = 8
 """Copies of inputs take at most this part of the free memory of their device; larger ones are kept in host memory.
 
-From there each comparison brings them back, which takes longer than the measurement: a second for 4 GiB, fifty times."""
+From there every comparison has to bring them back, and a group of five backends has a hundred."""
 
 TOGETHER = {"cuda": 2**26, "cpu": 2**16}
 """Limit of the inputs that are compared at once, in bytes: a model has dozens of weights, and on a GPU each comparison
