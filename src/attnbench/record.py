@@ -235,7 +235,7 @@ class Record(Spelled):
     notes: tuple[str, ...] = ()
     time: Time | None = None
     timers: Mapping[str, Time] = field(default_factory=dict)
-    "with --timer all: the same launch by every timer"
+    "with --timer all, or several: the same launch by each timer"
     yardsticks: Mapping[str, Yardstick] = field(default_factory=dict)
     "matmul and copy, the same for all records of a group that were measured together"
     power_w: PowerSeries | None = None

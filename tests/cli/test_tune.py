@@ -81,6 +81,11 @@ def tune(attnbench, forked_workers, monkeypatch):
             "attnbench tune: --timer=all is no one timer to race by; auto, or a timer's name",
         ),
         (
+            "tunable --backends ./tunable.py --device cpu --timer auto,wall",
+            2,
+            "attnbench tune: --timer=auto,wall is no one timer to race by; auto, or a timer's name",
+        ),
+        (
             "tunable --backends ./tunable.py --device cpu --timer cupti",
             3,
             "attnbench: --timer=cupti does not work on cpu",

@@ -248,6 +248,18 @@ def test_an_unknown_timer_names_the_nearest() -> None:
         sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer="walll"))
 
 
+@pytest.mark.parametrize("chosen", ["", "auto,", "wall,,auto", "all,wall"])
+def test_a_list_of_timers_has_names_alone(chosen):
+    with pytest.raises(UsageError, match=r"measure: timer='.*' is no list of timers; one, such as auto"):
+        sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer=chosen))
+
+
+def test_a_timer_named_twice_measures_once():
+    group = sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer="auto,wall", iterations=6))
+    assert group.timings[0].timer == "wall"
+    assert not group.by_timer
+
+
 def test_a_gpu_timer_is_refused_on_a_cpu() -> None:
     with pytest.raises(Unavailable, match="timer=cupti does not work on cpu; for cuda"):
         sample([Subject(name="a", call=lambda: None)], device=CPU, plan=Plan(timer="cupti"))

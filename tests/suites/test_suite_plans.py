@@ -363,6 +363,17 @@ def test_inspections_of_calls_that_take_long_are_few(backends, quiet_machine, mo
     assert 1 < many / estimate(run).seconds < 1.3
 
 
+def test_an_estimate_counts_the_timers_of_a_gpu(backends, quiet_machine):
+    def seconds(device, timer):
+        run = planned(suite(backends=("flex",)), settings={"iterations": 10_000, "timer": timer})
+        return estimate(dataclasses.replace(run, settings=dataclasses.replace(run.settings, device=device))).seconds
+
+    one, two, every = (seconds("cuda:0", timer) for timer in ("cupti", "auto,wall", "all"))
+    assert every - one == pytest.approx(2 * (two - one), rel=1e-6)
+    assert two > one
+    assert seconds("cpu", "all") == seconds("cpu", "wall")
+
+
 def test_an_estimate_of_fixed_counts_and_of_checks_says_that_it_guesses(backends, quiet_machine):
     few, many = (estimate(planned(suite(backends=("flex",)), settings={"iterations": count})) for count in (10, 10_000))
     assert "5 + 10 launches a row" in few.basis

@@ -138,6 +138,14 @@ def test_timers_that_disagree_are_flagged(card):
         assert note == f"timers disagree: simulated-late {late:.4g} µs, simulated {own:.4g} µs (+10 %)", name
 
 
+def test_some_timers_measure_in_the_order_of_their_names(card):
+    run = measured(["reference", "twice-as-fast"], timer="wall,auto", warmup=2, iterations=10)
+    for record in run.records:
+        assert list(record.timers) == ["wall", "simulated"]
+        assert record.time.timer == "wall", "the first one"
+        assert len(record.timers["simulated"].samples_ms) == 10
+
+
 def test_a_card_that_cannot_be_locked_is_said_before_anything_is_measured(card):
     card.set(permission=False)
     with pytest.raises(Unavailable, match="lock_clocks=1500 is not permitted"):

@@ -214,6 +214,7 @@ class _Request:
 
     def _settings(self, device: Device, given: Mapping[str, Any]) -> Settings:
         from attnbench.errors import Unavailable
+        from attnbench.measure.timer import ALL
         from attnbench.record import Run, Settings
         from attnbench.store.runfile import new_id, now
         from attnbench.sweep.settings import check_settings
@@ -223,8 +224,8 @@ class _Request:
             accepted = " and ".join(self.backend.devices)
             raise Unavailable(refusal(self.backend.name, "device", kind, "is not supported", accepted))
         self.backend.probe()
-        if given.get("timer") == "all":
-            raise UsageError(refusal(WHO, "--timer", "all", "is no one timer to race by", "auto, or a timer's name"))
+        if (timer := given.get("timer")) and (timer == ALL or "," in timer):
+            raise UsageError(refusal(WHO, "--timer", timer, "is no one timer to race by", "auto, or a timer's name"))
         settings = Settings(device=str(device), **given)
         self.plan = Run(
             id=new_id(),

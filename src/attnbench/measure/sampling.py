@@ -28,7 +28,7 @@ from attnbench.measure.inspections import Inspections
 from attnbench.measure.plan import Plan
 from attnbench.measure.stage import MAX_BATCH, Stage, open_stage, run_untimed
 from attnbench.measure.subject import Subject
-from attnbench.measure.timer import Reading, Timer, Untimed, available, choose
+from attnbench.measure.timer import ALL, Reading, Timer, Untimed, available, choose, names_of
 from attnbench.record import INTERRUPTED, PowerSeries
 from attnbench.stats.design import balanced_orders
 from attnbench.stats.stopping import StopRule
@@ -133,9 +133,13 @@ def sample(
         UsageError: an unknown timer, cache state or regime, or one that the device does not have.
         Unavailable: the timer does not work here, or (`Untimed`) cannot time one of the subjects.
     """
-    if plan.timer != "all":
-        return _sample(subjects, choose(plan.timer, device), device, plan, announce, yardsticks, ending, power)
-    timers = [t for t in available(device) if not any(t.accepts(subject) for subject in subjects)]
+    if plan.timer == ALL:
+        timers = [t for t in available(device) if not any(t.accepts(subject) for subject in subjects)]
+    else:
+        # Each once: on a CPU auto is the wall clock.
+        timers = list({timer.name: timer for timer in (choose(name, device) for name in names_of(plan.timer))}.values())
+    if len(timers) == 1 and plan.timer != ALL:
+        return _sample(subjects, timers[0], device, plan, announce, yardsticks, ending, power)
     share = dataclasses.replace(plan, max_seconds=plan.max_seconds / len(timers))
     groups: dict[str, GroupTiming] = {}
     for timer in timers:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 AUTO = {"cuda": ("cupti", "events"), "cpu": ("wall",)}
 """Timers that `--timer auto` tries, best first."""
+ALL = "all"
+"""Every timer that works."""
 EXTRA = "ATTNBENCH_TIMERS"
 """Environment variable: paths of files with further timers, separated as in PATH."""
 
@@ -129,7 +131,7 @@ def choose(name: str, device: Device) -> Timer:
     timers = all_timers()
     if name != "auto":
         if name not in timers:
-            raise unknown("measure", "timer", name, ["auto", "all", *timers])
+            raise unknown("measure", "timer", name, ["auto", ALL, *timers])
         timers[name].probe(device)
         return timers[name]
     reasons = []
@@ -141,6 +143,24 @@ def choose(name: str, device: Device) -> Timer:
         else:
             return timers[candidate]
     raise Unavailable("; ".join(reasons))
+
+
+def names_of(chosen: str, who: str = "measure", field: str = "timer") -> list[str]:
+    """Return the timers that a setting names: one, or several in the order in which they measure, as in "auto,wall".
+
+    Args:
+        chosen: the setting.
+        who: begins the message of an error.
+        field: its name there.
+
+    Raises:
+        UsageError: a name is empty, or "all" is one of several.
+    """
+    names = chosen.split(",")
+    if "" in names or (ALL in names and len(names) > 1):
+        accepted = f"one, such as auto, several, such as auto,wall, or {ALL}"
+        raise UsageError(refusal(who, field, repr(chosen), "is no list of timers", accepted))
+    return names
 
 
 def available(device: Device) -> list[Timer]:

@@ -50,6 +50,8 @@ FEWEST_ROUNDS, EASY_ROUNDS = 10, 400
 """Rounds until the stopping rule first applies, and until the interval of a quiet group is narrow enough."""
 GPU_SAMPLING = 0.5
 """Share of `max_seconds` that a group on a GPU takes: half of those in benchmarks/results stop earlier."""
+ALL_TIMERS = 3
+"""Timers on a GPU that any launch can be timed by; a fourth needs one that can be captured in a graph."""
 BUSY = 0.3
 """Load per core above which a CPU is too noisy for the interval to be reached before `max_seconds`."""
 TRIAL, TRIALS = 64, 300
@@ -213,13 +215,20 @@ def _side_by_side(backend: Backend, kind: str, jobs: int) -> int:
 
 def _sampling(settings: Settings, round_s: float, kind: str) -> float:
     if settings.iterations is not None:
-        return (settings.iterations + (settings.warmup or 0)) * round_s
+        return (settings.iterations + (settings.warmup or 0)) * _timers(settings.timer, kind) * round_s
     least = FEWEST_ROUNDS * round_s
     if kind == "cuda":
         return WARMUP_S + max(least, GPU_SAMPLING * settings.max_seconds)
     noisy = os.getloadavg()[0] > BUSY * (usable_cores() or 1)  # times vary too much to stop early
     easy = settings.max_seconds if noisy else EASY_ROUNDS * round_s
     return WARMUP_S + max(least, min(settings.max_seconds, easy))
+
+
+def _timers(setting: str, kind: str) -> int:
+    """Return how many timers measure, each with the iterations of the settings."""
+    if kind == "cpu":
+        return 1
+    return ALL_TIMERS if setting == "all" else 1 + setting.count(",")
 
 
 def _slowed(kind: str) -> float:

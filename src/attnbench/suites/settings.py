@@ -113,8 +113,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("timeout", between(0), "seconds without progress after which a backend is given up", "S"),
     Setting(
         "timer",
-        matching(r"[a-z][a-z0-9-]*", "a name of `attnbench list timers`, auto or all"),
-        "what measures a launch: auto, all, or a name of `attnbench list timers`",
+        matching(r"[a-z][a-z0-9-]*(,[a-z][a-z0-9-]*)*", "names of `attnbench list timers` or auto; or all"),
+        "what measures a launch: auto, all, or names of `attnbench list timers`, such as auto,wall",
         "NAME",
     ),
     Setting("l2", one_of("auto", "cold", "warm"), "L2 cache before a launch: auto (cold on a GPU), cold, warm", "L2"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from attnbench.errors import Unavailable, refusal, unknown
 from attnbench.machine.device import Device
-from attnbench.measure.timer import all_timers
+from attnbench.measure.timer import ALL, all_timers, names_of
 from attnbench.record import Settings
 
 
@@ -18,13 +18,13 @@ def check_settings(settings: Settings) -> None:
         UsageError: no such timer.
         Unavailable: the timer, the cache state or locked clocks do not exist for this kind of device.
     """
-    name, device = settings.timer, Device.parse(settings.device)
-    timers = all_timers()
-    if name not in ("auto", "all", *timers):
-        raise unknown("attnbench", "--timer", name, ["auto", "all", *timers])
-    if name in timers and device.kind not in timers[name].devices:
-        works = f"it works on {' and '.join(timers[name].devices)}"
-        raise Unavailable(refusal("attnbench", "--timer", name, f"does not work on {device.kind}", works))
+    device, timers = Device.parse(settings.device), all_timers()
+    for name in names_of(settings.timer, "attnbench", "--timer"):
+        if name not in ("auto", ALL, *timers):
+            raise unknown("attnbench", "--timer", name, ["auto", ALL, *timers])
+        if name in timers and device.kind not in timers[name].devices:
+            works = f"it works on {' and '.join(timers[name].devices)}"
+            raise Unavailable(refusal("attnbench", "--timer", name, f"does not work on {device.kind}", works))
     if not device.on_gpu and settings.l2 == "cold":
         raise Unavailable(refusal("attnbench", "--l2", "cold", "is for GPUs", "--l2 warm or auto on a CPU"))
     if not device.on_gpu and settings.lock_clocks is not None:

@@ -11,7 +11,7 @@ from attnbench.measure.plan import Plan
 from attnbench.measure.sampling import sample
 from attnbench.measure.stage import synchronize
 from attnbench.measure.subject import Subject
-from attnbench.measure.timer import Untimed, choose
+from attnbench.measure.timer import ALL, Untimed, choose, names_of
 from attnbench.measure.times import to_time
 from attnbench.record import Settings, Time
 from attnbench.worker.entry import Entry, counters
@@ -50,12 +50,13 @@ def timed_phases(
     return {name: found[name] for name in launch.phases}
 
 
-def _timer(name: str, device: Device) -> str:
-    """Timer of phases by themselves, so that they add up to a step of the same timer.
+def _timer(setting: str, device: Device) -> str:
+    """Timer of phases by themselves, so that they add up to a step of the same timer: of several the first.
 
     CUPTI knows of a phase of host work that it launched nothing; events do not, so the wall clock stands in for them.
     """
-    if name not in ("auto", "all"):
+    name, *_ = names_of(setting)
+    if name not in ("auto", ALL):
         return name
     best = choose("auto", device).name
     return best if best == "cupti" else "wall"

@@ -126,7 +126,9 @@ class Seed002(Layout):
         notes = [f"{NAME}: {chosen} is in the files" + (f", not {', '.join(others)}" if others else "")]
         apart = [record for record in records if not steps_of(record)]
         if any(end_to_end(record) is None and record.time.timer != "imported" for record in apart if record.time):
-            notes.append(f"{NAME}: the time is the GPU's alone: the wall clock was not read (--timer all or wall)")
+            notes.append(
+                f"{NAME}: the time is the GPU's alone: the wall clock was not read (--timer auto,wall or wall)"
+            )
         return tuple(notes)
 
     def recognises(self, path: Path) -> bool:
