@@ -17,7 +17,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,19 +171,26 @@ def measured(given: dict[str, Call], rounds: int) -> dict[str, list[float]]:
 
 def new_shapes(count: int) -> dict[str, list[float]]:
     """Host time of the first call of shapes never seen, of which nothing is compiled anew."""
-    found: dict[str, list[float]] = {"flash": [], "hstu": []}
-    for length in range(1100, 1100 + count):
-        q = drawn(1, length, 16, 128)
-        rows, ends = drawn(length, 4, 128), ints(0, length)
-        for name, call in (
-            ("flash", lambda: flash_attention(q, q, q, causal=True)),  # noqa: B023 (called here)
-            ("hstu", lambda: hstu_attention(rows, rows, rows, ends, length)),  # noqa: B023
-        ):
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            call()
-            found[name].append((time.perf_counter() - begun) * 1e6)
-    return {name: times[len(times) // 4 :] for name, times in found.items()}  # the first may compile
+    return first_calls(fresh_calls, range(1100, 1100 + count))
+
+
+def fresh_calls(length: int) -> Iterator[tuple[str, Call]]:
+    """Calls on one sequence of so many rows, which is the bound of the packed ones."""
+    q, rows, ends = drawn(1, length, 16, 128), drawn(length, 4, 128), ints(0, length)
+    yield "flash", lambda: flash_attention(q, q, q, causal=True)
+    yield "hstu", lambda: hstu_attention(rows, rows, rows, ends, length)
+    yield "flash-packed", lambda: flash_attention(rows, rows, rows, cu_seqlens_q=ends, max_seqlen_q=length, causal=True)
+    gates = drawn(length, 4, 2)
+    yield "hstu-bsa", lambda: hstu_bsa_attention(rows, rows, rows, ends, length, gates=gates)
+    two, grads = torch.cat([q, q]), rows.clone().requires_grad_()
+    grad = two.clone().requires_grad_()
+    yield "flash-fwd-bwd", lambda: torch.autograd.grad(flash_attention(grad, grad, grad, causal=True)[0], grad, two)
+    bound = length + 1  # not that of the forward alone
+    yield "hstu-fwd-bwd", lambda: torch.autograd.grad(hstu_attention(grads, grads, grads, ends, bound), grads, rows)
+    yield (
+        "hstu-bsa-fwd-bwd",
+        lambda: torch.autograd.grad(hstu_bsa_attention(grads, grads, grads, ends, bound, gates=gates)[0], grads, rows),
+    )
 
 
 def jagged_calls(length: int, pool: Tensor, caches: list[Tensor]) -> Iterator[tuple[str, Call]]:
@@ -214,10 +221,17 @@ def jagged_calls(length: int, pool: Tensor, caches: list[Tensor]) -> Iterator[tu
 
 def new_rows(count: int) -> dict[str, list[float]]:
     """Host time of calls whose sequences have another number of rows each time."""
-    found: dict[str, list[float]] = {}
     pool, caches = drawn(64, 2, 64, 4, 128), [drawn(2, 1600 + count, 4, 128) for _ in range(2)]
-    for length in range(1600, 1600 + count):
-        for name, call in jagged_calls(length, pool, caches):
+    return first_calls(lambda length: jagged_calls(length, pool, caches), range(1600, 1600 + count))
+
+
+def first_calls(
+    calls_of: Callable[[int], Iterator[tuple[str, Call]]], lengths: Iterable[int]
+) -> dict[str, list[float]]:
+    """Host time of a single call of each length, µs, without the first lengths, which may compile."""
+    found: dict[str, list[float]] = {}
+    for length in lengths:
+        for name, call in calls_of(length):
             torch.cuda.synchronize()
             begun = time.perf_counter()
             call()

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.kernels.launches import on_no_card
 
-from attnbench.kernels import flash_attention, hstu_attention
+from attnbench.kernels import flash_attention, hstu_attention, hstu_bsa_attention
 from attnbench.kernels.shared.card import Card, stood_in_for
 from attnbench.machine.devices import resolve
 from attnbench.machine.fingerprint import environment
@@ -69,9 +69,26 @@ def warm() -> Iterator[tuple[str, Call]]:
 
 def new_shapes(length: int) -> Iterator[tuple[str, Call]]:
     """Calls of a shape that was not seen, of which nothing is compiled anew."""
-    q, rows, ends = drawn(1, length, 16, 128), drawn(length, 4, 128), torch.tensor([0, length])
+    q, rows, ends = drawn(1, length, 16, 128), drawn(length, 4, 128), torch.tensor([0, length], dtype=torch.int32)
     yield "flash", lambda: flash_attention(q, q, q, causal=True)
     yield "hstu", lambda: hstu_attention(rows, rows, rows, ends, length)
+    packed = {"cu_seqlens_q": ends, "max_seqlen_q": length, "causal": True}
+    yield "flash-packed", lambda: flash_attention(rows, rows, rows, **packed)
+    gates = drawn(length, 4, 2)
+    yield "hstu-bsa", lambda: hstu_bsa_attention(rows, rows, rows, ends, length, gates=gates)
+    two, grads = torch.cat([q, q]), rows.clone().requires_grad_()
+    grad = two.clone().requires_grad_()
+    yield "flash-fwd-bwd", lambda: torch.autograd.grad(flash_attention(grad, grad, grad, causal=True)[0], grad, two)
+    yield (
+        "hstu-fwd-bwd",
+        lambda: torch.autograd.grad(hstu_attention(grads, grads, grads, ends, length + 1), grads, rows),
+    )
+    yield (
+        "hstu-bsa-fwd-bwd",
+        lambda: torch.autograd.grad(
+            hstu_bsa_attention(grads, grads, grads, ends, length + 1, gates=gates)[0], grads, rows
+        ),
+    )
 
 
 def python_calls(call: Call) -> int:
