@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +355,7 @@ def clock(run: Run, mode: str) -> str:
     return f"SM clock {min(seen):.0f}-{max(seen):.0f} MHz" if seen else "SM clock not read"
 
 
+@cache  # a file is in several tables
 def load(path: Path) -> Run:
     """The run of a file."""
     return read(path)

@@ -9,15 +9,15 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kernel_tables import load
 from serving_tables import GRAPH, host_hit_rows
 
 from attnbench.presentation.serving import end_to_end, of_the_device
-from attnbench.record import Record, Run
-from attnbench.store import load_file, runfile
+from attnbench.record import Record
+from attnbench.store import load_file
 
 HEAD = ("what", "of", "wanted", "measured", "met", "aim", "aim met", "file")
 SWEEP, STEPS, HOST_HITS = "hstu-serving-h200", "hstu-serving-steps-h200", "hstu-serving-host-hits-h200"
@@ -70,15 +70,10 @@ class Bar:
         return "reached" if (worst <= limit if self.at_most else worst >= limit) else "**missed**"
 
 
-@cache
-def _run(path: Path) -> Run:
-    return runfile.read(path)
-
-
 def _steps(path: Path, **case: Any) -> Iterator[Record]:
     """Records of steps as graphs over our paged kernel, with all cached tokens on the device."""
     wanted = {"cache": "gpu-hit", **case}
-    for record in _run(path).records:
+    for record in load(path).records:
         name = (
             record.backend if record.config is None or "[" in record.backend else f"{record.backend}[{record.config}]"
         )
@@ -140,12 +135,12 @@ def _paged(row: str, kernel: str, over: str | None = None, what: str = "us") -> 
 
 
 def _auto(path: Path) -> Iterator[float]:
-    return (float(over.removesuffix("×")) for row in host_hit_rows(_run(path)) if (over := row[5]))
+    return (float(over.removesuffix("×")) for row in host_hit_rows(load(path)) if (over := row[5]))
 
 
 def _of_one_copy(path: Path) -> Iterator[float]:
     loaded = path.stem.startswith("load-")
-    notes = load_file.read(path).notes if loaded else {note for one in _run(path).records for note in one.notes}
+    notes = load_file.read(path).notes if loaded else {note for one in load(path).records for note in one.notes}
     return (float(said[1]) for note in notes if (said := OF_ONE_COPY.search(note)))
 
 

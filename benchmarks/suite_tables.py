@@ -9,11 +9,12 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from kernel_tables import load
+
 from attnbench.presentation.block import Block
 from attnbench.presentation.blocks import blocks
 from attnbench.presentation.matrix import BEST, Cell, Matrix, summary
 from attnbench.store.replicates import is_replicated
-from attnbench.store.runfile import read
 
 Rows = list[list[str]]
 PROCESSES = ("backend", "median", "spread", "processes", "samples")
@@ -22,12 +23,12 @@ PROCESSES = ("backend", "median", "spread", "processes", "samples")
 
 def command(path: Path) -> str:
     """The line that measured the run."""
-    return read(path).command
+    return load(path).command
 
 
 def parts(path: Path) -> Iterator[tuple[str, list[str], Rows]]:
     """Of each way of measuring: what the numbers are, the heads, and a row a case; the fastest in bold."""
-    run = read(path)
+    run = load(path)
     if is_replicated(run):
         yield from (_table(block, PROCESSES) for block in blocks(run))
         return
@@ -49,7 +50,7 @@ def _table(block: Block, keys: Sequence[str]) -> tuple[str, list[str], Rows]:
 
 def sentences(path: Path) -> list[str]:
     """Who is fastest, what the signs mean, and who has no time."""
-    found = summary(read(path))
+    found = summary(load(path))
     marks = {mark: words for matrix in found.matrices for mark, words in matrix.marks.items() if mark != BEST}
     said = [f"**{found.sentence}**"] if found.sentence else []
     said += [f"{sentence}." for sentence in found.results]

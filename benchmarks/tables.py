@@ -143,13 +143,13 @@ def backends(say: Say) -> str:
 
 def on_cpu(say: Say, path: Path) -> str:
     """Two cases of a run as the terminal shows them, and its end."""
+    import kernel_tables
     from rich.console import Console
 
     from attnbench.report.table import render_run
-    from attnbench.store.runfile import read
 
     text = io.StringIO()
-    render_run(read(path), Console(file=text, width=100))
+    render_run(kernel_tables.load(path), Console(file=text, width=100))
     heading, *blocks, end = text.getvalue().rstrip().split("\n\n")
     shown = [heading, *(block for block in blocks if block.split()[0] in SHOWN_ON_CPU)]
     lines = "\n\n".join([*shown, "…", end]).splitlines()
@@ -158,10 +158,11 @@ def on_cpu(say: Say, path: Path) -> str:
 
 def on_card(say: Say, path: Path) -> str:
     """Useful TFLOP/s of every case and backend of a run."""
-    from attnbench.record import Status, to_dict
-    from attnbench.store.runfile import read
+    import kernel_tables
 
-    run = read(path)
+    from attnbench.record import Status, to_dict
+
+    run = kernel_tables.load(path)
     rates = {(r.case_id, r.backend): r.rate.tflops for r in run.records if r.rate and r.rate.tflops}
     names = sorted({name for _, name in rates})
     rows = []
@@ -951,9 +952,9 @@ def serving_bars(say: Say, *paths: Path) -> str:
 
 
 def _run(path: Path) -> Run:
-    from attnbench.store.runfile import read
+    import kernel_tables
 
-    return read(path)
+    return kernel_tables.load(path)
 
 
 def _of_runs(say: Say, head: Sequence[str], rows: Sequence[Sequence[str]], path: Path) -> str:
@@ -1006,15 +1007,15 @@ def suite(say: Say, path: Path) -> str:
 
 def own_suite(say: Say, path: Path) -> str:
     """The same of a suite that is not shipped, so that nobody can give its command."""
+    import kernel_tables
     import suite_tables
 
     from attnbench.record import to_dict
-    from attnbench.store.runfile import read
 
     lines: list[str] = []
     for title, head, rows in suite_tables.parts(path):
         lines += [f"{title}:", "", markdown(head, rows), ""]
-    lines += [*suite_tables.sentences(path), where(to_dict(read(path).environments[0]), say)]
+    lines += [*suite_tables.sentences(path), where(to_dict(kernel_tables.load(path).environments[0]), say)]
     return "\n".join(lines)
 
 
@@ -1033,11 +1034,11 @@ def loads(say: Say, *paths: Path) -> str:
 def over_gpus(say: Say, *paths: Path) -> str:
     """Attention over two GPUs: times, and what the best form has to reach."""
     import context_parallel
+    import kernel_tables
 
     from attnbench.record import to_dict
-    from attnbench.store.runfile import read
 
-    runs = [read(path) for path in paths]
+    runs = [kernel_tables.load(path) for path in paths]
     ends = {where(to_dict(run.environments[0]), say) for run in runs}
     return "\n".join([markdown(context_parallel.HEAD, context_parallel.table(runs)), "", *sorted(ends)])
 

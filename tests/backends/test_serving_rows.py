@@ -14,6 +14,7 @@ from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
 from attnbench.errors import AttnbenchError, Unsupported, UsageError
 from attnbench.machine.device import Device
+from attnbench.models.hstu_ranking import attention
 from attnbench.models.hstu_ranking.attention import Reference
 from attnbench.record import Settings
 from attnbench.worker.entry import Entry
@@ -400,7 +401,7 @@ def test_a_long_sequence_is_attended_a_few_rows_at_a_time(monkeypatch):
     one = case(cached=0, new_tokens=70)
     given = inputs(one)
     whole = given.model(given.requests())
-    monkeypatch.setattr("attnbench.models.hstu_ranking.attention.WORKSPACE", 9000)
+    monkeypatch.setitem(attention.WORKSPACE, "cpu", 9000)
     with _Products() as products:
         torch.testing.assert_close(given.model(given.requests()), whole)
     scores, all_scores = products.scores, given.model.config.layers * sum(map(_square, given.requests()))
