@@ -74,7 +74,7 @@ def test_each_group_by_both_engines_in_turn(cards, tmp_path):
             time.sleep(0.3)
             return super().measure(group, settings, on_progress)
 
-    on_cards(tmp_path, ray=lambda closing: [Elsewhere(CARDS[0], (FILE,))]).measure("turns", 1)
+    on_cards(tmp_path, ray=lambda closing: [Elsewhere(CARDS[0], (FILE,))], warm=True).measure("turns", 1)
     *starts, run = json.loads((tmp_path / "scaled.json").read_text())["runs"]
     assert [(each["engine"], each["groups"], each["turns"]) for each in starts] == [
         (engine, 1, []) for engine in ("local", "ray", "ray", "local")
