@@ -74,7 +74,7 @@ def extent_fault(tensors: Mapping[str, Tensor], sequences: int, longest: int) ->
         longest: upper bound of the rows of a sequence.
     """
     for name, x in tensors.items():
-        if torch.SymInt in map(type, (*x.shape, sequences, longest)):
+        if torch.SymInt in tuple(map(type, (*x.shape, sequences, longest))):  # torch 2.11 traces no `in map`
             continue  # traced for any extents: the call itself checks its own
         rows, columns = math.prod(x.shape[:-2]), math.prod(x.shape[-2:])
         if rows > LARGEST_ROWS:
