@@ -36,7 +36,6 @@ class Packed(NamedTuple):
 
 
 PACKED = Packed._fields
-_NOTHING = Packed(None, None, None, None)
 _NOT_OURS = {
     "position_ids",
     "cache_position",
@@ -177,9 +176,9 @@ def attend(
     packed = Packed(*(given.get(name) for name in PACKED))
     if attention_mask is not None:
         return _unpadded(q, k, v, attention_mask, options), None
-    if packed == _NOTHING:
+    if _is_nothing(packed):
         packed = _starts(given.get("position_ids"), q, k) or packed
-    if packed == _NOTHING:
+    if _is_nothing(packed):
         out, _ = flash_attention(q, k, v, **options)
         return out, None
     for name, one in zip(PACKED, packed, strict=True):
@@ -187,6 +186,11 @@ def attend(
             raise refusal(NAME, name, None, f"all of {', '.join(PACKED)}, or none")
     out = _attend_packed(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), packed, options)
     return out.view(*q.shape[:-1], v.shape[-1]), None
+
+
+def _is_nothing(packed: Packed) -> bool:
+    """Whether no argument was given; not by `==`, in which torch 2.11 cannot trace a tensor beside None."""
+    return all(one is None for one in packed)
 
 
 def _attend_packed(q: Tensor, k: Tensor, v: Tensor, packed: Packed, options: dict[str, Any]) -> Tensor:
