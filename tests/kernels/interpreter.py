@@ -223,6 +223,16 @@ def _called(language: Any) -> Any:
     return patch_attr
 
 
+def _numbered(patch_tensor: Any) -> Any:
+    """What gives tiles the interpreter's methods; that of Triton 3.6 reads a number in a way that NumPy 2.4 refuses."""
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patched
+
+
 @contextmanager
 def interpreted(*names: str) -> Iterator[list[ModuleType]]:
     """Modules of kernels, imported anew to be interpreted; a plain import also gets them while this is open.
@@ -251,6 +261,7 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         patch.setattr(tl.block_type, "__init__", _made_before(tl.block_type.__init__))
         patch.setattr(tl.tensor, "__init__", _of_a_shape_before(tl.tensor.__init__))
         patch.setattr(interpreter, "_patch_attr", _called(tl))
+        patch.setattr(interpreter, "_patch_lang_tensor", _numbered(interpreter._patch_lang_tensor))
         whole = frozenset({tl.tensor, int, float, bool, str, type(None), tl.dtype, tl.block_type, tl.pointer_type})
         patch.setattr(tl.core, "_unwrap_if_constexpr", _unwrapped(tl.core._unwrap_if_constexpr, whole))
         for kind in (tl.dtype, tl.block_type, tl.pointer_type):

@@ -93,7 +93,7 @@ def test_operands_are_converted_as_triton_converts_them(kind):
                 (str(one.type), str(one.dtype), one.handle.data.tobytes(), str(one.shape), str(one.numel))
                 for one in convert(interpreter.interpreter_semantic, *pair, *flags)
             ]
-        except (TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:  # Triton 3.6 makes no number a bf16
             return str(error)
 
     with interpreted("attnbench.kernels.hstu.dense.portable.forward"):
