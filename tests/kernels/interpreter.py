@@ -223,6 +223,18 @@ def _called(language: Any) -> Any:
     return patch_attr
 
 
+def _all_ones(ones: Any) -> Any:
+    """The interpreter's value whose bits are all 1; that of Triton 3.6 has none of an unsigned type."""
+
+    def value(self: Any, of: Any) -> Any:
+        if not of.scalar.is_int_unsigned():
+            return ones(self, of)
+        zero = self.get_null_value(of)
+        return type(zero)(~zero.data, of.scalar)
+
+    return value
+
+
 def _numbered(patch_tensor: Any) -> Any:
     """What gives tiles the interpreter's methods; that of Triton 3.6 reads a number in a way that NumPy 2.4 refuses."""
 
@@ -253,6 +265,11 @@ def interpreted(*names: str) -> Iterator[list[ModuleType]]:
         patch.setattr(interpreter, "_convert_float", _rounded(interpreter._convert_float))
         patch.setattr(
             interpreter.InterpreterBuilder, "create_dot", _multiplied(interpreter.InterpreterBuilder.create_dot)
+        )
+        patch.setattr(
+            interpreter.InterpreterBuilder,
+            "get_all_ones_value",
+            _all_ones(interpreter.InterpreterBuilder.get_all_ones_value),
         )
         patch.setattr(interpreter, "_get_np_dtype", _known(interpreter._get_np_dtype))
         # It computes whether integers overflow and, when not debugging, discards the result.

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from attnbench.kernels.shared.hopper import load_tile, store_tile
+from attnbench.kernels.shared.hopper import await_writes, load_tile, store_tile
 
 from .hopper_machine import BarrierMisuse, Deadlock, MissingFence, Race, TooEarly, Unfinished, run
 from .hopper_machine.schedule import Schedule
@@ -383,3 +383,37 @@ def test_memory_nobody_wrote_is_nan():
     out = torch.zeros(64)
     run(read_unwritten, (1,), out)
     assert out.isnan().all()
+
+
+@gluon.jit
+def back(desc, out_desc, AWAITED: gl.constexpr):
+    """Zeros to a tile in global memory, and what is found there to another."""
+    mine = gl.allocate_shared_memory(gl.bfloat16, [SIDE, SIDE], desc.layout)
+    found = gl.allocate_shared_memory(gl.bfloat16, [SIDE, SIDE], desc.layout)
+    bar = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(bar, 1)
+    mine.store(gl.zeros([SIDE, SIDE], gl.bfloat16))
+    fence_async_shared()
+    store_tile(desc, [0, 0], mine)
+    if AWAITED == "written":
+        await_writes(0)
+    if AWAITED == "written, in Triton 3.6":
+        WAIT: gl.constexpr = "cp.async.bulk.wait_group 0; mov.u32 $0, 0;"
+        gl.inline_asm_elementwise(WAIT, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    if AWAITED == "read":
+        tma.store_wait(0)
+    mbarrier.expect(bar, BYTES)
+    load_tile(desc, [0, 0], bar, found)
+    mbarrier.wait(bar, 0)
+    store_tile(out_desc, [0, 0], found)
+    tma.store_wait(0)
+
+
+@pytest.mark.parametrize("awaited", ["written", "written, in Triton 3.6", "read"])
+def test_what_was_stored_is_loaded_behind_a_wait_for_the_write_only(awaited):
+    stale = []
+    for seed in range(16):
+        x, out = (torch.ones(64, 64, dtype=torch.bfloat16) for _ in range(2))
+        run(back, (1,), described(x), described(out), awaited, seed=seed)
+        stale.append(bool(out.any()))
+    assert any(stale) is (awaited == "read")

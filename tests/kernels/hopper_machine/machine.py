@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra.cuda import gdc
 
 from . import barriers
-from .language import STAND_INS
+from .language import STAND_INS, inline_asm_elementwise
 from .memory import Memory, View
 from .mistakes import Mistake
 from .outside import Outside, Watched
@@ -142,6 +143,7 @@ class _Program:
                 "num_warps": self._num_warps,
                 "allocate_shared_memory": self._allocate,
                 "warp_specialize": self._warp_specialize,
+                "inline_asm_elementwise": self._assembly,
                 **by_pointer,
             },
             tl: {"program_id": self._program_id, "num_programs": self._num_programs, **by_pointer},
@@ -184,6 +186,12 @@ class _Program:
         ]
         # Triton 3.6 has no function for the reduction: a kernel module that defines one gets the stand-in.
         return Names(pure + of_machine, {"add_tile": moves.add})
+
+    def _assembly(self, asm: str, *given: Any, **named: Any) -> Any:
+        """A wait for bulk writes, for which Triton 3.6 has no function, or what `inline_asm_elementwise` knows."""
+        if wait := re.fullmatch(r"cp\.async\.bulk\.wait_group (\d+); mov\.u32 \$0, 0;", asm):
+            return self._transfers.store_wait(int(wait[1]), read_only=False)
+        return inline_asm_elementwise(asm, *given, **named)
 
     def _program_id(self, axis: int) -> Int:
         return Int(self._place[axis])
