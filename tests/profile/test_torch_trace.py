@@ -79,7 +79,7 @@ def test_a_real_trace_of_a_cpu(tmp_path, rules):
     from torch.profiler import ProfilerActivity, profile, record_function
 
     x = torch.ones(64, 64)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         for _ in range(3):
             with record_function("eager/case-fwd"):
                 torch.mm(x, x)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from attnbench.errors import AttnbenchError, UsageError
 from attnbench.workloads.base import Draw
@@ -241,10 +242,10 @@ def test_chunks_change_nothing(variant, name, workspace):
 def test_memory_stays_within_the_workspace():
     case = of("hstu", batch=1, seqlen=1500, nheads=4)
     inputs, workspace = make(case), 4 * 2**20
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with profile(profile_memory=True, activities=[ProfilerActivity.CPU], acc_events=True) as taken:
         oracle.evaluate(case, inputs, dtype=torch.float64, draw=Draw(), workspace=workspace)
     held = peak = 0
-    for event in profile.profiler.kineto_results.events():
+    for event in taken.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)
