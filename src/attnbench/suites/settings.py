@@ -42,18 +42,25 @@ class Setting:
         return _DEFAULTS[self.name]
 
 
+MOST = 10**18 - 1
+"largest whole number of a setting that has no limit of its own"
+
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Settings)}
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `least` on, up to and including `most`."""
+    """Return a parser of whole numbers from `least` on, up to and including `most`, or `MOST`."""
+    top = MOST if most is None else most
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < least:
+        if not re.fullmatch(r"[0-9]+", text):
             raise ValueError(f"a whole number, at least {least}")
-        if most is not None and int(text) > most:
-            raise ValueError(f"{least} to {most}")
-        return int(text)
+        digits = text.lstrip("0") or "0"
+        if len(digits) > len(str(top)) or int(digits) > top:
+            raise ValueError(f"{least} to {top}")
+        if int(digits) < least:
+            raise ValueError(f"a whole number, at least {least}")
+        return int(digits)
 
     return parse
 
