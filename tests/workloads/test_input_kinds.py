@@ -160,7 +160,8 @@ def test_a_file_sets_the_shape_of_a_run(saved, dtype):
         "b1-s130-k200-h4-kv2-d32-dv16-fp32-causal-fwd",
     ]
     assert case_ids(name, "quick", seqlen=(130,)) == case_ids(name, "quick")
-    with pytest.raises(UsageError, match=r"attnbench: --seqlen=64,130 is not that of captured.safetensors@.*; 130$"):
+    words = r"--seqlen=64,130 is not that of captured.safetensors@.*; 130; it has batch=1, seqlen=130, .*nheads=4, "
+    with pytest.raises(UsageError, match=words):
         case_ids(name, "quick", seqlen=(64, 130))
     square = saved(**{one: torch.ones(1, 128, 2, 32, dtype=dtype) for one in "qkv"})
     assert {one.partition("-64x64")[0] for one in case_ids(square, "sparse", causal=(False,))} == {
@@ -168,6 +169,16 @@ def test_a_file_sets_the_shape_of_a_run(saved, dtype):
     }
     with pytest.raises(UsageError, match=r"has k of shape \[3\]; \[batch, rows, heads, dims\]"):
         case_ids(saved(k=torch.ones(3)), "quick")
+    with pytest.raises(
+        UsageError, match=r"has q of shape \[0, 8, 2, 32\]; \[batch, rows, heads, dims\], none of them 0"
+    ):
+        case_ids(saved(**{one: torch.ones(0, 8, 2, 32) for one in "qkv"}), "quick")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.complex64])
+def test_a_plan_refuses_captured_tensors_that_are_not_floating(saved, dtype):
+    with pytest.raises(UsageError, match=r"captured.safetensors@.* has k of dtype \w+; a floating dtype"):
+        case_ids(saved(k=torch.ones(2, 1024, 2, 32, dtype=dtype)), "quick")
     with pytest.raises(UsageError, match=r"has k of shape \[2, 9, 2, 32\]; \[2, 1024, 2, 32\]"):
         case_ids(saved(k=torch.ones(2, 9, 2, 32)), "quick")
     with pytest.raises(UsageError, match=r"has v of shape \[3, 1024, 2, 32\]; \[2, 1024, 2, 32\]"):

@@ -120,9 +120,8 @@ def of_file(workload: Workload, kind: str, asked: Mapping[str, tuple[Any, ...]])
     for name, size in shape.items():
         if name in asked and asked[name] != (size,):
             given = ",".join(map(str, asked[name]))
-            raise UsageError(
-                refusal("attnbench", f"--{name.replace('_', '-')}", given, f"is not that of {kind}", str(size))
-            )
+            flag, whole = f"--{name.replace('_', '-')}", ", ".join(f"{axis}={one}" for axis, one in shape.items())
+            raise UsageError(refusal("attnbench", flag, given, f"is not that of {kind}", f"{size}; it has {whole}"))
     return {**asked, **{name: (size,) for name, size in shape.items()}}
 
 

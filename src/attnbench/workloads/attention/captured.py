@@ -39,13 +39,19 @@ def axes_of(name: str) -> dict[str, int]:
     """Return the axes that a file sets: the shape of its tensors, q [B, Sq, H, D], k [B, Sk, G, D] and v [B, Sk, G, Dv].
 
     Raises:
-        UsageError: as `read_captured`, or a tensor has another number of dimensions; k or v does not fit the others.
+        UsageError: as `read_captured`, or a tensor has another number of dimensions or no elements; k or v does not fit
+            the others.
     """
     with _opened(name, "numpy") as file:
-        shapes = {one: tuple(file.get_slice(one).get_shape()) for one in NAMES}
+        slices = {one: file.get_slice(one) for one in NAMES}
+        shapes = {one: tuple(part.get_shape()) for one, part in slices.items()}
+        dtypes = {one: part.get_dtype() for one, part in slices.items()}
+    for one, dtype in dtypes.items():
+        if not dtype.startswith(("F", "BF")):
+            raise _wrong(name, f"has {one} of dtype {dtype}", "a floating dtype")
     for one, shape in shapes.items():
-        if len(shape) != 4:
-            raise _wrong(name, f"has {one} of shape {list(shape)}", "[batch, rows, heads, dims]")
+        if len(shape) != 4 or 0 in shape:
+            raise _wrong(name, f"has {one} of shape {list(shape)}", "[batch, rows, heads, dims], none of them 0")
     batch, seqlen, nheads, headdim = shapes["q"]
     _, seqlen_k, nheads_kv, headdim_v = shapes["v"]
     fitting = {"k": (batch, seqlen_k, nheads_kv, headdim), "v": (batch, seqlen_k, nheads_kv, headdim_v)}
