@@ -100,3 +100,12 @@ def test_what_is_no_run_file_is_not_the_latest(attnbench, two):
     two[1].unlink()
     assert "b1-s7" in attnbench("show latest").out
     assert "results has 1 run\n" in attnbench("show previous").err
+
+
+def test_the_latest_that_is_offered_is_one_that_can_be_read(attnbench, two):
+    for name in ("zzz.json", two[1].name.replace(".json", ".load.json")):
+        two[1].with_name(name).write_text("{}")
+    assert attnbench("show nope").err.endswith(f"the latest is results/{two[1].name}\n")
+    two[0].unlink()
+    two[1].unlink()
+    assert attnbench("merge nope").err.endswith("a run file, or the id of one in results\n")

@@ -115,16 +115,21 @@ def _named(text: str, folder: str, who: str, more: Sequence[str] = ()) -> Path:
     Raises:
         UsageError: there are fewer runs.
     """
+    found = _runs(folder, more)
+    if len(found) < NAMED[text]:
+        has = f"{folder} has {len(found) or 'no'} run{'s' * (len(found) != 1)}"
+        raise UsageError(refusal(who, "RUN", text, "is not there", f"a run file, or the id of one in {folder}", has))
+    return found[-NAMED[text]]
+
+
+def _runs(folder: str, more: Sequence[str] = ()) -> list[Path]:
+    """Return the run files of a folder, the one started last at the end; see `_file` for `more`."""
     found = [
         path
         for path in _files(folder, "*.json")
         if RUN_FILE.fullmatch(path.name) and (not path.name.endswith(ENDING) or ENDING in more)
     ]
-    found.sort(key=_begun)
-    if len(found) < NAMED[text]:
-        has = f"{folder} has {len(found) or 'no'} run{'s' * (len(found) != 1)}"
-        raise UsageError(refusal(who, "RUN", text, "is not there", f"a run file, or the id of one in {folder}", has))
-    return found[-NAMED[text]]
+    return sorted(found, key=_begun)
 
 
 def _begun(path: Path) -> tuple[str, int]:
@@ -156,7 +161,7 @@ def _kept(text: str, folder: str) -> tuple[tuple[str, str] | None, str]:
 
 
 def _nowhere(text: str, folder: str, who: str, why_not: str) -> UsageError:
-    latest = _files(folder, "*.json")[-1:]
+    latest = _runs(folder)[-1:]
     todo = why_not or (f"the latest is {latest[0]}" if latest else "")
     return UsageError(refusal(who, "RUN", text, absent(text), f"a run file, or the id of one in {folder}", todo))
 
