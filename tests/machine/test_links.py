@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from attnbench.errors import Unavailable
 from attnbench.machine import child, links
 from attnbench.machine.device import CPU, Device
 from attnbench.machine.links import Link, measure_links
+from waiting import gone, until
 
 
 def test_every_operation_between_two_processes(tmp_path, capsys):
@@ -90,3 +94,18 @@ def test_gpus_are_counted_from_the_command(monkeypatch):
     monkeypatch.setattr(links, "measure_links", lambda who, devices, sizes: seen.append((devices, sizes)) or [])
     assert main(["links", "--no-wait"]) == 0
     assert seen == [((Device("cuda", 0), Device("cuda", 1)), [1.0, 16.0, 256.0])]
+
+
+def test_ranks_die_with_a_command_that_is_killed(tmp_path):
+    words = [sys.executable, "-m", "attnbench", "links", "--ranks", "2", "--sizes", "4096"]
+    command = subprocess.Popen(words, cwd=tmp_path, env=child.environment() | {"TMPDIR": str(tmp_path)})
+    listed = Path(f"/proc/{command.pid}/task/{command.pid}/children")
+    try:
+        # Once both have met: each rank has asked for the signal before.
+        assert until(lambda: next(tmp_path.glob("*/store"), None))
+        ranks = [int(one) for one in listed.read_text().split()]
+        assert len(ranks) == 2
+    finally:
+        command.kill()
+        command.wait()
+    assert all(gone(pid) for pid in ranks)

@@ -1,12 +1,13 @@
 """Start a Python child process that finds the same packages as this process.
 
 `Question` is for code that may crash, call ``exit()`` or hang: the child writes its answer to a file with `reply`, and
-however the child ends, the caller gets an `Answer`.
+however the child ends, the caller gets an `Answer`.  A child dies with the process that started it, in whatever way.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -19,6 +20,9 @@ from pathlib import Path
 from typing import Any
 
 LOOK_S = 0.02
+PR_SET_PDEATHSIG = 1
+ASKED_BY = "ATTNBENCH_ASKED_BY"
+"""Environment variable of a `Question`'s child: the process that started it."""
 
 
 def command(module: str, *args: str) -> list[str]:
@@ -48,7 +52,7 @@ class Question:
     """A child process that computes an answer: ``python -m module ANSWER_FILE ARGS``.
 
     Args:
-        module: module of attnbench; it calls `reply` once.
+        module: module of attnbench; it calls `die_with_parent` first, and `reply` once.
         args: arguments of the module.
         folder: its working folder; None is a new empty folder.
     """
@@ -61,7 +65,7 @@ class Question:
         with self._words.open("wb") as stderr:
             self._process = subprocess.Popen(
                 command(module, str(self._answer), *args),
-                env=environment(),
+                env=environment() | {ASKED_BY: str(os.getpid())},
                 cwd=folder or place,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -109,6 +113,19 @@ def ask(module: str, *args: str, timeout_s: float, folder: Path | None = None) -
         return answer
     finally:  # also on Ctrl-C: no child is left running
         question.end()
+
+
+def die_with_parent(variable: str = ASKED_BY) -> None:
+    """Have the kernel send SIGKILL when the parent dies (Linux); end now if it is already dead.
+
+    Args:
+        variable: environment variable with the parent's process id.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = os.environ.get(variable)
+    if parent and os.getppid() != int(parent):
+        os._exit(0)
 
 
 def reply(answer_file: str, value: Any) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from attnbench.machine.child import LOOK_S, Question, reply
+from attnbench.machine.child import LOOK_S, Question, die_with_parent, reply
 
 TIMEOUT_S = 60.0
 
@@ -77,6 +77,7 @@ def _outcome(question: Question, module: str, timeout_s: float) -> ImportOutcome
 def _child(answer: str, module: str) -> None:
     """Import the module and write the outcome."""
     state, reason = "imported", None
+    die_with_parent()
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:

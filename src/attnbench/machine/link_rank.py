@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from attnbench.machine.child import reply
+from attnbench.machine.child import die_with_parent, reply
 from attnbench.machine.device import Device
 from attnbench.machine.links import COPY, MIB, OPERATIONS, SAMPLES, WARMUP
 
@@ -98,6 +98,7 @@ class Rank:
 
 def main(words: list[str]) -> None:
     """Join the other ranks, measure, answer."""
+    die_with_parent()
     answer, rank, names, store, sizes = words
     for name, value in ON_ONE_HOST.items():
         os.environ.setdefault(name, value)

@@ -18,7 +18,7 @@ from attnbench.backends.base import Backend
 from attnbench.backends.describe import Described, describe, describe_configs
 from attnbench.backends.registry import A_FILE, all_backends, introduced
 from attnbench.errors import UsageError, absent, refusal
-from attnbench.machine.child import ask, reply
+from attnbench.machine.child import ask, die_with_parent, reply
 
 if TYPE_CHECKING:
     from attnbench.workloads.base import Case
@@ -103,6 +103,7 @@ def _stamp(file: str) -> tuple[int, int]:
 
 
 def _child(answer_file: str, file: str, *question: str) -> None:
+    die_with_parent()
     try:
         value: dict[str, Any] = {
             "described": describe_configs(file, question[0], json.loads(question[1])) if question else describe(file)

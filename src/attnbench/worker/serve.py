@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import gc
 import json
 import os
-import signal
-import sys
 from typing import IO, Any
 
 from attnbench.backends.base import Machine
 from attnbench.check.functions import import_all
 from attnbench.errors import WorkerError
+from attnbench.machine.child import die_with_parent
 from attnbench.machine.device import Device
 from attnbench.machine.fingerprint import environment
 from attnbench.machine.neighbours import Neighbours, OtherLoad
@@ -23,8 +21,6 @@ from attnbench.worker.device import ContextLost, Stuck
 from attnbench.worker.group import GroupRun
 from attnbench.worker.private import without_paths
 from attnbench.worker.protocol import PARENT, parse, send
-
-PR_SET_PDEATHSIG = 1
 
 
 def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
@@ -36,7 +32,7 @@ def serve(device: str, page_fd: int, read_fd: int, write_fd: int) -> int:
         read_fd: pipe of requests.
         write_fd: pipe of answers.
     """
-    _die_with_parent()
+    die_with_parent(PARENT)
     _import_torch()
     page = ActivityPage(page_fd)
     _keep_from_children(page, read_fd, write_fd)
@@ -154,12 +150,3 @@ def _machine(device: Device) -> Machine:
     torch.cuda.set_device(str(device))
     properties = torch.cuda.get_device_properties(str(device))
     return Machine("cuda", (properties.major, properties.minor), properties.total_memory)
-
-
-def _die_with_parent() -> None:
-    """Have the kernel send SIGKILL when the parent dies (Linux); end now if it is already dead."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    parent = os.environ.get(PARENT)
-    if parent and os.getppid() != int(parent):
-        os._exit(0)
