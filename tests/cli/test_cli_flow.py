@@ -100,6 +100,15 @@ def test_a_dry_run_says_who_cannot_run_here(attnbench):
     assert line.split("  ")[1:] == ["flash-triton, sdpa-cudnn", "device=cpu is not supported; cuda"]
 
 
+def test_a_dry_run_says_how_to_install_what_is_missing_with_this_machines_number_of_jobs(attnbench, monkeypatch):
+    monkeypatch.setattr("attnbench.machine.advice.max_jobs", lambda: 7)
+    monkeypatch.setattr("attnbench.backends.dense.DenseBackend.devices", ("cpu", "cuda"))
+    monkeypatch.setattr("attnbench.backends.flash_attn_2.FlashAttn2.modules", ("surely_not_there",))
+    answer = attnbench("compare --device cpu --dtype bf16 --seqlen 64 --backends eager,flash-attn-2 --dry-run")
+    [line] = [line for line in answer.out.splitlines() if line.startswith("skipped")]
+    assert "module=surely_not_there is not installed; MAX_JOBS=7 pip install" in line
+
+
 @pytest.mark.parametrize(
     ("words", "command"),
     [

@@ -337,6 +337,7 @@ def _table_bytes(group: PlannedGroup) -> int:
 def _show_plan(
     run: Run, time: Estimate, lost: Mapping[str, str], executors: Sequence[Executor], output: Output
 ) -> None:
+    from attnbench.machine.advice import install_line
     from attnbench.report.terminal import Terminal
 
     done = {(record.group, record.backend) for record in run.records}
@@ -359,7 +360,7 @@ def _show_plan(
         f"{len(groups)} group{'s' * (len(groups) != 1)}, {rows} row{'s' * (rows != 1)}, "
         f"baseline {run.settings.baseline}"
     )
-    terminal.losses(("skipped", name, why) for name, why in lost.items())
+    terminal.losses(("skipped", name, install_line(why)) for name, why in lost.items())
     terminal.item("time", str(time), "dim")
     if tables := max(_table_bytes(group) for group in groups):
         terminal.item("memory", f"tables of the model: {figures.size(tables)}, in the largest case", "dim")
