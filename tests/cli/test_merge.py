@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
-from attnbench.store.runfile import read
+from attnbench.record import Status
+from attnbench.store.runfile import read, write
 
 
 def test_shards_are_run_and_merged_and_a_stopped_one_is_told(attnbench, sweep, saved):
@@ -32,3 +34,18 @@ def test_a_plan_in_one_shard_is_merged_alone(attnbench, sweep, saved):
     assert attnbench("run quick --seqlen 16 --no-causal --backends eager --device cpu --quiet --shard 1/1").code == 0
     answer = attnbench(["merge", *map(str, saved()), "--no-save"])
     assert (answer.code, answer.out) == (0, "quick: 1 shard, 1 of 1 rows\n")
+
+
+def test_rows_that_the_end_of_a_shard_interrupted_are_not_called_measured(attnbench, sweep, saved):
+    words = "run quick --seqlen 16,32,64 --no-causal --backends eager,sdpa-math --device cpu --quiet --shard 1/1"
+    assert attnbench(words).code == 0
+    [path] = saved()
+    run = read(path)
+    *kept, short, cut = run.records
+    short = dataclasses.replace(short, time=dataclasses.replace(short.time, stopped_by="interrupted"))
+    reason = "interrupted by SIGTERM during sample; --resume measures it again"
+    cut = dataclasses.replace(cut, status=Status.SKIPPED, reason=reason, time=None, speedup=None, rate=None)
+    write(dataclasses.replace(run, records=(*kept, short, cut)), path)
+    answer = attnbench(["merge", str(path), "--out", "whole"])
+    name = re.fullmatch(r"quick: 1 shard, 4 of 6 rows, written: (whole/\S+\.json)\n", answer.out)[1]
+    assert answer.err == f"attnbench merge: 2 rows are not measured; to finish: attnbench run --resume {name}\n"

@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from attnbench.store.history.writing import keep
     from attnbench.store.merging import merge
     from attnbench.store.runfile import default_path, new_id, write
+    from attnbench.sweep.run import without_interrupted
 
     asked = flags.exports(args, WHO)
     flags.check_exports(asked)
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     for name, target in asked.items():
         write_format(found, name, target)
         written += [target] if target != "-" else []
-    rows, size = len(found.records), sum(len(group.backends) for group in found.plan)
+    # Rows that a stopped shard has cut short are in the file, and are measured again as those that it did not get to.
+    rows, size = len(without_interrupted(found).records), sum(len(group.backends) for group in found.plan)
     output.line(
         f"{found.suite}: {len(args.runs)} shard{'s' * (len(args.runs) > 1)}, {rows} of {size} rows"
         + f", written: {', '.join(written)}" * bool(written)
