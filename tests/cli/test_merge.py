@@ -46,6 +46,6 @@ def test_rows_that_the_end_of_a_shard_interrupted_are_not_called_measured(attnbe
     reason = "interrupted by SIGTERM during sample; --resume measures it again"
     cut = dataclasses.replace(cut, status=Status.SKIPPED, reason=reason, time=None, speedup=None, rate=None)
     write(dataclasses.replace(run, records=(*kept, short, cut)), path)
-    answer = attnbench(["merge", str(path), "--out", "whole"])
-    name = re.fullmatch(r"quick: 1 shard, 4 of 6 rows, written: (whole/\S+\.json)\n", answer.out)[1]
-    assert answer.err == f"attnbench merge: 2 rows are not measured; to finish: attnbench run --resume {name}\n"
+    answer = attnbench(["merge", str(path), "--out", "the whole"])
+    name = re.fullmatch(r"quick: 1 shard, 4 of 6 rows, written: (the whole/\S+\.json)\n", answer.out)[1]
+    assert answer.err == f"attnbench merge: 2 rows are not measured; to finish: attnbench run --resume '{name}'\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
 from attnbench.cli import flags
 from attnbench.cli.output import Output
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         + f", written: {', '.join(written)}" * bool(written)
     )
     if rows < size and args.save:
-        output.note(f"{WHO}: {size - rows} rows are not measured; to finish: attnbench run --resume {written[0]}")
+        line = shlex.join(["attnbench", "run", "--resume", written[0]])
+        output.note(f"{WHO}: {size - rows} rows are not measured; to finish: {line}")
     if missed is not None:
         output.note(missed)
     return 0

@@ -8,6 +8,7 @@ requests.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -247,7 +248,8 @@ class Execution(AbstractContextManager["Execution"]):
             told = f"attnbench run: all {len(self.executors)} executors are lost; the last: {error}"
             words = [told if several else str(error)]
             if kept and self.writer is not None:
-                words += [f"{kept} of {len(self.run.plan)} groups are kept", f"to finish: --resume {self.writer.path}"]
+                place = shlex.quote(str(self.writer.path))
+                words += [f"{kept} of {len(self.run.plan)} groups are kept", f"to finish: --resume {place}"]
             raise NothingToRun("; ".join(words)) from None
 
     # ── messages of executors (`sweep.schedule`), always in this thread ─────────────────────────────
