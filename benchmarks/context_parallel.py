@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from attnbench.errors import RunFileError
 from attnbench.record import Record, Run
 from attnbench.stats.ratio import RatioEstimate, paired_ratio
 from attnbench.stats.replicates import combine_replicates
@@ -279,8 +280,15 @@ def main(words: Sequence[str] | None = None) -> None:
         parser.error(f"--parts: {unknown[0]} is none of {', '.join(PARTS)}")
     if not {"cp-one"} < set(backends) <= set(SHOWN):
         parser.error(f"--backends: cp-one and some of {', '.join(SHOWN[1:])}")
+    if args.times < 1:
+        parser.error(f"--times: {args.times} measures nothing; 1 or more")
     if args.measure is None:
-        say(args.paths)
+        if args.dry_run or not args.paths:
+            parser.error("FILE or --measure OUT is missing; --dry-run is of --measure")
+        try:
+            say(args.paths)
+        except RunFileError as error:
+            parser.error(str(error))
     else:
         args.measure.mkdir(parents=True, exist_ok=True)
         measure(args.measure, parts, args.times, backends, dry=args.dry_run)

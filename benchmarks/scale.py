@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import time
@@ -386,6 +387,8 @@ def main(words: Sequence[str] | None = None) -> None:
     args = parser.parse_args(words)
     if args.address is None and (args.only_ray or {"ray", "turns"}.intersection(args.parts)):
         parser.error("--address is missing")
+    if args.rounds and not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", args.rounds):
+        parser.error(f"--rounds: {args.rounds} is no list of rounds; numbers from 1 on, such as 1,2")
     args.out.mkdir(parents=True, exist_ok=True)
     devices = [Device("cuda", 0), Device("cuda", 1)]
 

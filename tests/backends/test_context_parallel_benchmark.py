@@ -153,3 +153,19 @@ def cases_of(words):
     known = {axis.name: axis for axis in WORKLOAD.axes}
     asked = {name: parse_axis("x", known[name], text) for name, text in axis_words(args, "x").items()}
     return expand(load_suite("attention-cp", "cuda"), WORKLOAD, asked).keys()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "FILE or --measure OUT is missing"),
+        ("--dry-run", "FILE or --measure OUT is missing; --dry-run is of --measure"),
+        ("nothing.json", "path=nothing.json is not there"),
+        ("--measure OUT --times 0 --dry-run", "--times: 0 measures nothing; 1 or more"),
+    ],
+)
+def test_mistakes(targets, words, said, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        targets.main(words.split())
+    assert said in capsys.readouterr().err

@@ -137,6 +137,13 @@ def test_each_part_and_all_rounds_have_a_time_that_fits_a_command(tmp_path, caps
     ]
 
 
+@pytest.mark.parametrize("rounds", ["x", "0", "1,", "-1"])
+def test_rounds_that_are_none_are_refused(rounds, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        scale.main([str(tmp_path), "sweep", f"--rounds={rounds}", "--dry-run"])
+    assert f"--rounds: {rounds} is no list of rounds; numbers from 1 on, such as 1,2" in capsys.readouterr().err
+
+
 # ── what the files say ─────────────────────────────────────────────────────────────────────────────
 
 
