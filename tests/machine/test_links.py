@@ -32,6 +32,18 @@ def test_every_operation_between_two_processes(tmp_path, capsys):
     assert "all-gather" in capsys.readouterr().out
 
 
+def test_what_is_measured_is_said_meanwhile(monkeypatch):
+    monkeypatch.setattr(links, "PROGRESS_S", 0.0)
+    said = []
+    measure_links("x", [CPU, CPU], [0.01, 4.0], said.append)
+    assert said[0].startswith("the ranks start, ")
+    assert any(text.startswith("all-gather of 4 MiB, ") for text in said)
+    assert {text.rpartition(", ")[0] for text in said} <= {
+        "the ranks start",
+        *(f"{one} of {size} MiB" for one in ("exchange", "all-to-all", "all-gather") for size in ("0.01", "4")),
+    }
+
+
 def test_a_sample_is_the_slowest_ranks_and_all_peers_count():
     answers = [
         {"exchange 16.0": [1.0, 5.0, 2.0], "all-gather 16.0": [3.0]},
@@ -91,7 +103,7 @@ def test_where_there_is_no_gpu_the_way_to_try_it_out_is_named(capsys, monkeypatc
 def test_gpus_are_counted_from_the_command(monkeypatch):
     seen = []
     monkeypatch.setattr("attnbench.machine.gpus.count_gpus", lambda: 2)
-    monkeypatch.setattr(links, "measure_links", lambda who, devices, sizes: seen.append((devices, sizes)) or [])
+    monkeypatch.setattr(links, "measure_links", lambda who, devices, sizes, _: seen.append((devices, sizes)) or [])
     assert main(["links", "--no-wait"]) == 0
     assert seen == [((Device("cuda", 0), Device("cuda", 1)), [1.0, 16.0, 256.0])]
 

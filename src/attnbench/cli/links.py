@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.json)
     output = Output(results_to_stderr=args.json == "-")
     with holding(devices, output.note, wait=not args.no_wait):
-        found = measure_links(WHO, devices, sizes)
+        found = measure_links(WHO, devices, sizes, lambda text: output.note(f"{WHO}: {text}"))
     _print(found, devices, output)
     if args.json is not None:
         text = json.dumps(

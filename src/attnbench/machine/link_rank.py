@@ -6,11 +6,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from attnbench.machine.child import die_with_parent, reply
 from attnbench.machine.device import Device
-from attnbench.machine.links import COPY, MIB, OPERATIONS, SAMPLES, WARMUP
+from attnbench.machine.links import COPY, MIB, OPERATIONS, SAMPLES, STEP, WARMUP
 
 ON_ONE_HOST = {
     "NCCL_SOCKET_IFNAME": "lo",
@@ -36,13 +37,15 @@ class Rank:
         dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=self.count)
         self.token = torch.ones(1, device=str(self.device))
 
-    def measured(self, sizes_mb: list[float]) -> dict[str, list[float]]:
-        """Return the milliseconds of each sample, by operation and size."""
+    def measured(self, sizes_mb: list[float], step: Path) -> dict[str, list[float]]:
+        """Return the milliseconds of each sample, by operation and size; the first rank writes to `step` which is next."""
         found = {}
         for operation in OPERATIONS:
             if operation == COPY and not self.device.on_gpu:
                 continue  # a copy within one memory does not use a link
             for size in sizes_mb:
+                if self.rank == 0:
+                    step.write_text(f"{operation} of {size:g} MiB")
                 call = self._call(operation, max(1, int(size * MIB / 4)))
                 times = [self._sample(call) for _ in range(WARMUP + SAMPLES)]
                 found[f"{operation} {size}"] = times[WARMUP:]
@@ -104,7 +107,7 @@ def main(words: list[str]) -> None:
         os.environ.setdefault(name, value)
     devices = [Device.parse(name) for name in names.split(",")]
     mine = Rank(int(rank), devices, store)
-    found = mine.measured([float(size) for size in sizes.split(",")])
+    found = mine.measured([float(size) for size in sizes.split(",")], Path(store).with_name(STEP))
     mine.dist.barrier()
     reply(answer, found)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,10 @@ SAMPLES, WARMUP = 20, 5
 TIMEOUT_S = 300.0
 """Time limit of the whole measurement: a rank that hangs waits forever."""
 LOOK_S = 0.02
+PROGRESS_S = 8.0
+"""Time between two words of progress."""
+STEP = "step"
+"""File beside the store of the ranks: what the first one measures."""
 MODULE = "attnbench.machine.link_rank"
 MIB = 2**20
 
@@ -42,13 +46,19 @@ class Link:
     "GB/s sent by a GPU, one direction"
 
 
-def measure_links(who: str, devices: Sequence[Device], sizes_mb: Sequence[float]) -> list[Link]:
+def measure_links(
+    who: str,
+    devices: Sequence[Device],
+    sizes_mb: Sequence[float],
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> list[Link]:
     """Measure every operation at every size.
 
     Args:
         who: subject of error messages.
         devices: one per rank, at least two.
         sizes_mb: sizes in MiB.
+        on_progress: called every few seconds with what is measured, and for how long the ranks have run.
 
     Raises:
         Unavailable: a rank could not start, died or hung.
@@ -62,11 +72,22 @@ def measure_links(who: str, devices: Sequence[Device], sizes_mb: Sequence[float]
             ranks.append(child.Question(MODULE, *words))
             closing.callback(ranks[-1].end)
         answers: list[child.Answer | None] = [None]
+        began = said = time.monotonic()
         while None in answers:
             answers = [rank.answer(TIMEOUT_S) for rank in ranks]
             _check(who, devices, answers)
             time.sleep(LOOK_S)
+            if (now := time.monotonic()) - said >= PROGRESS_S:
+                said = now
+                on_progress(f"{_step(Path(place))}, {now - began:.0f} s")
     return _links([one.value for one in answers if one is not None], len(devices))
+
+
+def _step(place: Path) -> str:
+    try:
+        return (place / STEP).read_text() or "the ranks start"
+    except FileNotFoundError:
+        return "the ranks start"
 
 
 def _check(who: str, devices: Sequence[Device], answers: Sequence[child.Answer | None]) -> None:
