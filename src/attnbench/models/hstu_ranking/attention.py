@@ -25,7 +25,7 @@ NOTHING: np.ndarray = np.empty(0, dtype=np.int64)
 WORKSPACE = {"cuda": 2**30, "cpu": 2**28}
 """Limit of the intermediate results of the plain evaluation, in bytes: it processes rows in chunks that stay below.
 
-Of more on a GPU, since launches of small chunks take the host longer than the GPU."""
+A GPU has larger chunks: launches of small ones take the host longer than the GPU."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Reference:
                 before = pool.index_select(0, given.table.indices[pages]).transpose(0, 1).flatten(1, 2)[:, :cached]
                 keys, values = torch.cat([before[0], keys]), torch.cat([before[1], values])
             length = cached + new + targets
-            step = max(1, WORKSPACE[q.device.type] // (4 * keys.shape[1] * length * keys.element_size()))
+            step = max(1, WORKSPACE.get(q.device.type, 2**28) // (4 * keys.shape[1] * length * keys.element_size()))
             queries, keys, values = q[rows].transpose(0, 1), keys.permute(1, 2, 0), values.transpose(0, 1)
             for first in range(0, new + targets, step):
                 last = min(first + step, new + targets)
