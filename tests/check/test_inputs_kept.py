@@ -157,10 +157,13 @@ def test_copies_of_inputs_stay_on_a_device_that_has_room(monkeypatch):
     ]
 
 
-def test_copies_in_host_memory_are_compared_too(monkeypatch):
-    monkeypatch.setattr(reference, "place_of_copies", lambda size, device: "cpu")
+def test_the_place_of_copies_follows_from_all_inputs_of_a_set(monkeypatch):
+    asked = []
+    monkeypatch.setattr(reference, "place_of_copies", lambda size, device: asked.append((size, device)) or "cpu")
     given = Many(tensors(1))
     references = References(SumWorkload(), SumCase(), given, Many(tensors(2)))
+    size = sum(one.numel() * one.element_size() for one in given.tensors().values())
+    assert asked == [(size, torch.device("cpu"))] * 2
     given.shared["wide"][0, 0] += 1
     assert references.changed() == ["wide"]
 
