@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attnbench.backends.base import Machine
 from attnbench.backends.registry import all_backends, resolve
 from attnbench.backends.serving_session import ServingSession
+from attnbench.backends.serving_steps import StepTimes
 from attnbench.check.examine import examine, recheck
 from attnbench.check.inspection import Inspection
 from attnbench.check.reference import References
@@ -423,3 +424,19 @@ class _Products(TorchDispatchMode):
         if func is torch.ops.aten.bmm.default and args[1].stride(1) == 1:  # keys, transposed
             self.scores += out[0].numel()
         return out
+
+
+def test_a_round_over_all_steps_runs_the_series_once_also_where_each_sample_has_an_untimed_call_before_it(monkeypatch):
+    series, take = [], StepTimes.take
+    monkeypatch.setattr(StepTimes, "take", lambda self: (series.append(1), take(self)))
+    one = case(**GROWTH)
+    backend = resolve("serving-eager", one)
+    with backend.session(one, inputs(one, 1)) as launch:
+        for _ in range(3):
+            for phase in reversed(launch.phases.values()):
+                launch.reset and launch.reset()
+                phase.call()
+                launch.reset and launch.reset()
+                phase.call()
+                assert phase.reported_ms() > 0
+    assert len(series) == 3

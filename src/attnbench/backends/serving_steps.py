@@ -34,13 +34,16 @@ class StepTimes:
         return {name: InPlace(partial(self.call, at), partial(self.step_ms, at)) for at, name in enumerate(names)}
 
     def call(self, number: int) -> None:
-        """Ensure that there is an unread time of a step; run the series if there is none."""
+        """Ensure that there is an unread time of a step; run the series if there is none.
+
+        A call marks nothing as read: the harness calls a subject once more, untimed, to warm the caches.
+        """
         if number not in self.unread:
             self.take()
-        self.unread.discard(number)
 
     def step_ms(self, number: int) -> float:
-        """Return the time of a step in the last series, ms."""
+        """Read the time of a step in the last series, ms."""
+        self.unread.discard(number)
         return self.ms[number]
 
     def take(self) -> None:
