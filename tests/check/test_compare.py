@@ -107,6 +107,17 @@ def test_a_relative_budget_replaces_it_where_larger():
     assert compare({"out": right + error}, truth, Budget(relative=0.06)).ok
 
 
+def test_the_budget_of_an_element_is_not_that_of_its_row():
+    right, _, truth = truth_with_error(0.0)
+    error = torch.zeros_like(right)
+    error[1, 3, 0, 5] = 0.05 * right.square().mean().sqrt()
+    assert not compare({"out": right + error}, truth, Budget(relative=0.04)).ok
+    assert compare({"out": right + error}, truth, Budget(relative=0.04, element=0.06)).ok
+    assert not compare({"out": right + error}, truth, Budget(relative=0.04, element=0.049)).ok
+    error[1, 3, 0] = 0.05 * right.square().mean().sqrt()
+    assert "in a row" in compare({"out": right + error}, truth, Budget(relative=0.04, element=0.06)).faults["out"]
+
+
 @pytest.mark.parametrize(("dtype", "share"), [("fp32", 2e-5), ("fp16", 0.007), ("bf16", 0.05)])
 def test_a_row_of_one_head_is_seen(dtype, share):
     """Values of a causal attention: the first rows are the largest, the wrong one is among the last."""

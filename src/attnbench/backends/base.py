@@ -92,10 +92,11 @@ class Budget:
     The limit is ``factor`` × (error of the plain evaluation in the case's own precision) plus one rounding step of
     that precision at the output's largest value, or ``factor`` × twice the error expected from a rounding analysis,
     or ``relative`` × the output's root mean square, or ``largest`` × its largest element, for kernels that compute in a
-    lower precision by design; the largest of these applies.  Such a kernel may also bound the relative L1 distance
-    Σ|x - t| / Σ|t|, of the whole output and of its worst head; None is no bound.  That distance depends on the data, so
-    `by_input` has other bounds for kinds of inputs.  `check.compare` states the whole rule, including gradients, rows
-    and heads.
+    lower precision by design; the largest of these applies.  ``element`` × the root mean square replaces it where that
+    is more, but for single elements only, not for the rows and heads.  Such a kernel may also bound the relative L1
+    distance Σ|x - t| / Σ|t|, of the whole output and of its worst head; None is no bound.  That distance depends on the
+    data, so `by_input` has other bounds for kinds of inputs.  `check.compare` states the whole rule, including
+    gradients, rows and heads.
     """
 
     factor: float = 2.0
@@ -105,6 +106,7 @@ class Budget:
     by_input: Mapping[str, RelL1] = field(default_factory=dict)
     "bounds for kinds of inputs (`--input`), in place of `rel_l1`, `head_rel_l1` and `largest`, which are for all others"
     largest: float = 0.0
+    element: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be a limit.
@@ -112,7 +114,7 @@ class Budget:
         Raises:
             UsageError: a value is infinite, negative or not a number.
         """
-        for name in ("factor", "relative", "rel_l1", "head_rel_l1", "largest"):
+        for name in ("factor", "relative", "rel_l1", "head_rel_l1", "largest", "element"):
             value = getattr(self, name)
             if value is None and name.endswith("rel_l1"):
                 continue

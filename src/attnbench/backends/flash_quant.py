@@ -52,16 +52,20 @@ class FlashQuant(OurTriton[AttentionCase, "AttentionInputs"], DenseBackend):
         The recipe written in torch has that error; its largest error is a fifth of the output's root mean
         square at 4096 keys and few rows, and a sixteenth of the largest term with many.  Under a causal mask a row of few
         keys is off by 1/16 of a value, up to 0.35, and outputs of more queries than keys are smaller on average.
+        The score of the largest term is rounded too, which a single element may show: `PER_ELEMENT`.
         """
-        from attnbench.backends.flash_quant_call import OUTLIERS, bounds_by_input
+        from attnbench.backends.flash_quant_call import OUTLIERS, PER_ELEMENT, bounds_by_input
 
         outputs = case.batch * case.seqlen * case.nheads * case.headdim_v
         largest = max(0.5, largest_term(case.seqlen_k, outputs) / 16)
+        element = PER_ELEMENT * largest
         if Mask.of(case).causal:
             seen = max(1.0, case.seqlen / case.seqlen_k)  # with no key an output is 0
             largest = max(largest * seen**0.5, 0.35 * one_value(case))
+            element = 0.0
         whole, head, share = OUTLIERS  # captured values: as wide as outliers need
-        return Budget(relative=largest, rel_l1=whole, head_rel_l1=head, largest=share, by_input=bounds_by_input(case))
+        bounds = bounds_by_input(case)
+        return Budget(relative=largest, element=element, rel_l1=whole, head_rel_l1=head, largest=share, by_input=bounds)
 
     def attend(self, case: AttentionCase, device: device) -> Attention:
         """See `Backend.attend`; quantisation is marked as preparation."""

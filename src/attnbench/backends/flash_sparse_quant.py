@@ -53,14 +53,15 @@ class FlashSparseQuant(SparseBackend, OurTriton[SparseCase, "SparseInputs"]):
         Of the bounds by kind only that of normal values is known for maps, whatever their density: emulated up to
         0.0382 of a head of 512 to 2048 rows, measured 0.0383 and 0.0384 of a head at 32768.
         """
-        from attnbench.backends.flash_quant_call import ANY, OUTLIERS, bounds_by_input
+        from attnbench.backends.flash_quant_call import ANY, OUTLIERS, PER_ELEMENT, bounds_by_input
         from attnbench.backends.flash_sparse_quant_call import largest_error
 
         known = bounds_by_input(case.dense)
         bounds = {kind: known[kind] if kind == "normal" else ANY for kind in known if kind != "outliers"}
         largest = largest_error(case, given=self.predictor is None)
         whole, head, share = OUTLIERS  # captured values too
-        return Budget(relative=largest, rel_l1=whole, head_rel_l1=head, largest=share, by_input=bounds)
+        element = 0.0 if case.causal else PER_ELEMENT * largest
+        return Budget(relative=largest, element=element, rel_l1=whole, head_rel_l1=head, largest=share, by_input=bounds)
 
     def attend(self, case: SparseCase, device: device) -> Attention:
         """See `Backend.attend`; prediction, lists and quantisation are marked as preparation."""

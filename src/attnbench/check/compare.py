@@ -5,9 +5,9 @@ measured against fp64.  With ``E`` the largest error of the plain evaluation in 
 (2⁻⁷ for bf16, 2⁻¹⁰ for fp16, 2⁻²³ for fp32), ``M`` the largest value of the truth and ``N`` the largest expected error,
 an output may differ from the truth by
 
-    max(factor · E + ε · M,  REACH · factor · N,  relative · rms,  largest · M)
+    max(factor · E + ε · M,  REACH · factor · N,  relative · rms,  largest · M,  element · rms)
 
-``factor``, ``relative`` and ``largest`` are the backend's `Budget`.
+``factor``, ``relative``, ``largest`` and ``element`` are the backend's `Budget`.
 
 - ``E`` is the customary rule of FlashAttention's tests: it grows with the case as the error of any implementation
   does.  ``factor`` is 2 by default, because a kernel rounds as often as the plain evaluation but in other places.
@@ -26,6 +26,8 @@ an output may differ from the truth by
   It contains the small difference dP - rowsum(dO ∘ O), which fused kernels compute from a stored and rounded O, and a
   sum over the query heads of a KV head: some kernels store each term rounded, and torch on a CPU rounds each partial
   sum of 16-bit gradients.
+- ``element`` is for 8-bit values: among a hundred million elements there is one whose largest term is off by nearly half
+  a step of its value, and by its score's rounding.  Its row is not off as a whole, so the limit of a row does not grow.
 
 **Relative L1.**  A kernel of lower precision by design has a wide budget for its largest error, in which a broken
 scale can hide.  Its `Budget` may also bound Σ|x - t| / Σ|t|, of the whole output (``rel_l1``) and of its worst head
@@ -176,6 +178,7 @@ def limits(name: str, truth: Truth, budget: Budget) -> Limits:
             factor * plain.max_abs + _step(truth.dtype) * plain.largest,
             factor * REACH * truth.expected[name].largest,
             absolute,
+            budget.element * plain.rms,
         ),
         row=factor * max(plain.row.value, REACH),
         slice=factor * max(plain.slice.value if plain.slice else 0.0, 1.0),
