@@ -25,6 +25,8 @@ STEPS = {
     for batch, candidates in ((8, 1024), (1, 128))
 }
 "Pictures of the sweep, and the names of their figures."
+DENSITIES = {"sparse-density": "time_ms_density_seq32768_causal_false_patternrandom"}
+"The same of the suite `sparse`."
 
 
 def drawn() -> Iterator[tuple[str, Figure]]:
@@ -34,6 +36,9 @@ def drawn() -> Iterator[tuple[str, Figure]]:
     }
     for name, of in STEPS.items():
         yield name, over[of]
+    maps = {one.name: one for one in figures_over([runfile.read(RESULTS / "sparse-h200.json")], "density", "time_ms")}
+    for name, of in DENSITIES.items():
+        yield name, maps[of]
     for name, file in LOADS.items():
         found = figure(load_file.read(RESULTS / file))
         assert found is not None, f"{file} has no rate"

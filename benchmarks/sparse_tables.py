@@ -75,15 +75,15 @@ def backends_of(run: Run) -> list[str]:
 
 
 def sweep(run: Run) -> tuple[list[str], list[list[str]]]:
-    """E over density, beside the executed rate: head and rows."""
+    """E over density, beside the executed rate, of each pattern of maps: head and rows."""
     names = [name for name in backends_of(run) if not name.startswith("dense[")]
     dense = [name for name in backends_of(run) if name.startswith("dense[")]
-    head = ["causal", "density", *(f"`{name}` ms" for name in dense)]
+    head = ["map", "causal", "density", *(f"`{name}` ms" for name in dense)]
     for name in names:
         head += [f"`{name}` TFLOP/s", "E"]
     rows = []
-    for (causal, _), there in cases(run, "causal", "density"):
-        row = ["yes" if causal else "no", f"{_shown(next(iter(there.values())))}"]
+    for (pattern, causal, _), there in cases(run, "pattern", "causal", "density"):
+        row = [f"`{pattern}`", "yes" if causal else "no", f"{_shown(next(iter(there.values())))}"]
         row += [f"{there[name].time.median_ms:.2f}" if name in there else "" for name in dense]
         for name in names:
             row += [_rate(there.get(name)), _efficiency(there.get(name))]

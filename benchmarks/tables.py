@@ -1220,7 +1220,6 @@ TABLES = {
     "sparse-predictors-h200": Table(("sparse-predictors-h200.json",), sparse_peers),
     "sparse-cudnn-bsa-h200": Table(("sparse-cudnn-bsa-h200.json",), sparse_peers),
     "sparse-h200": Table(("sparse-h200.json",), sparse_table("sweep")),
-    "sparse-densities-h200": Table(("sparse-densities-h200.json",), sparse_table("sweep")),
     "sparse-length-h200": Table(
         ("sparse-length-h200.json", "sparse-length-between-h200.json"), sparse_table("lengths")
     ),
@@ -1238,7 +1237,7 @@ TABLES = {
         name: Table((f"{name}.json",), suite)
         for name in (
             "suite-hstu-meta-h100",
-            "hstu-serving-growth-h100",
+            "hstu-serving-growth-h200",
             "hstu-serving-pool-h200",
             *(f"hstu-bwd-serial-{name}-h200" for name in ("128", "64", "32", "uneven")),
             *(f"sparse-pairs-{name}-h200" for name in ("64x64", "16384", "128x64", "d64")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from attnbench.record import (
@@ -265,4 +266,25 @@ def make_served() -> Run:
                         time=make_time([ms * (1 + 0.001 * place) for place in range(-10, 11)]),
                     )
                 )
+    return make_run(records)
+
+
+def make_maps(densities: Sequence[float] = (0.1, 0.25, 1.0)) -> Run:
+    """A run of block-sparse attention over density: a dense backend, and one whose time follows the map."""
+    records = []
+    for density in densities:
+        case = {"seqlen": 4096, "pattern": "random", "causal": False, "density": density, "dtype": "bf16"}
+        for backend, ms in (("dense[sdpa]", 4.0), ("flash-sparse", 0.4 + 3.6 * density)):
+            records.append(
+                Record(
+                    workload="sparse",
+                    case=case,
+                    case_id=f"s4096-{density:g}",
+                    group=f"s4096-{density:g}",
+                    backend=backend,
+                    environment=0,
+                    status=Status.PASSED,
+                    time=make_time([ms * (1 + 0.001 * place) for place in range(-10, 11)]),
+                )
+            )
     return make_run(records)

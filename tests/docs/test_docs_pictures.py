@@ -14,7 +14,7 @@ MARK = re.compile(rb'aria-label="([^"]*)"')
 
 
 def test_each_picture_has_the_marks_of_its_results_and_stands_in_the_docs():
-    text = (ROOT / "docs/serving.md").read_text("utf-8")
+    text = "".join((ROOT / f"docs/{name}.md").read_text("utf-8") for name in ("serving", "sparse"))
     names = []
     for name, figure in pictures.drawn():
         committed = (IMAGES / f"{name}.svg").read_bytes()

@@ -62,6 +62,6 @@ def test_every_target_reads_a_number_of_a_committed_result_or_says_not_measured(
 def test_numbers_are_those_of_the_tables_beside_it():
     found = {(row[0], row[1]): row[3] for row in bars.bar_rows(RESULTS)}
     text = (ROOT / "docs/serving.md").read_text("utf-8")
-    step = next(line for line in text.splitlines() if line.startswith("| 8 × 1024 | 4096 | 4.94"))
+    step = next(line for line in text.splitlines() if line.startswith("| 8 × 1024 | 4096 |"))
     assert found[bars.GPU, f"{bars.STEP}, 8 × 1024"] in step
     assert found["layers alone", "`dlrm-v3`, 32 users"] == "5.1 ms"

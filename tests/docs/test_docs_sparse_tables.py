@@ -36,7 +36,8 @@ def failed(backend, **case):
 
 
 def test_a_sweep_has_e_beside_each_rate_and_leaves_out_what_did_not_run():
-    few, all_ = {"causal": False, "density": 0.5}, {"causal": True, "density": 1.0}
+    few = {"pattern": "random", "causal": False, "density": 0.5}
+    all_ = {"pattern": "random-uneven", "causal": True, "density": 1.0}
     run = SimpleNamespace(
         records=[
             record("dense[sdpa-cudnn]", 4.0, flops=2 * 10**12, dense_flops=2 * 10**12, **few),
@@ -46,8 +47,8 @@ def test_a_sweep_has_e_beside_each_rate_and_leaves_out_what_did_not_run():
         ]
     )
     head, rows = sparse_tables.sweep(run)
-    assert head == ["causal", "density", "`dense[sdpa-cudnn]` ms", "`flash-sparse` TFLOP/s", "E"]
-    assert rows == [["no", "0.5", "4.00", "400", "0.80"], ["yes", "1", "2.00", "", ""]]
+    assert head == ["map", "causal", "density", "`dense[sdpa-cudnn]` ms", "`flash-sparse` TFLOP/s", "E"]
+    assert rows == [["`random`", "no", "0.5", "4.00", "400", "0.80"], ["`random-uneven`", "yes", "1", "2.00", "", ""]]
 
 
 def test_over_length_the_fastest_is_bold():

@@ -22,6 +22,7 @@ from made_up_run import (
     make_case,
     make_group,
     make_lost,
+    make_maps,
     make_record,
     make_run,
     make_served,
@@ -63,8 +64,9 @@ def drawn():
         made_up,
         make_steps(),
         make_served(),
+        make_maps(),
     ]
-    names = ("h200", "cpu", "one", "hostile", "steps", "served")
+    names = ("h200", "cpu", "one", "hostile", "steps", "served", "maps")
     return {name: (run, figures([run])) for name, run in zip(names, runs, strict=True)}
 
 

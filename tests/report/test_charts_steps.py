@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
 from attnbench.report.charts import figures
 from attnbench.report.charts.base.stacks import colours_of
 from attnbench.report.charts.base.style import COLOURS, PLAIN
-from made_up_run import make_run, make_served, make_steps
+from made_up_run import make_maps, make_run, make_served, make_steps
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +87,16 @@ def test_ranking_steps_are_drawn_over_each_quantity_that_varies():
         "serving-paged at 1024 (2.42 ms), serving-paged at 4096 (4.88 ms), batch 8."
     )
     assert found["batch_plots/time_ms_batch_cached0"].title == "Time over users of a step: cached 0"
+
+
+def test_maps_are_drawn_over_their_densities_which_are_read_at_the_axis():
+    [one] = [one for one in figures([make_maps()]) if one.kind == "density"]
+    assert one.stem == "density_plots/time_ms_density_seq4096_causal_false"
+    [axis] = {json.dumps(layer["encoding"]["x"]["axis"]) for layer in one.spec["layer"] if "x" in layer["encoding"]
+              and "axis" in layer["encoding"]["x"]}  # fmt: skip
+    assert json.loads(axis) == {"grid": False, "format": "~g", "values": [0.1, 0.25, 1.0]}
+    assert "flash-sparse at 0.25 (1.3 ms)" in one.alt
+
+
+def test_two_densities_are_lines_of_a_sweep_over_length_alone():
+    assert not [one for one in figures([make_maps((0.7, 1.0))]) if one.kind == "density"]

@@ -183,7 +183,8 @@ def _definition(
     if levels:
         y = y.axis(alt.Axis(values=list(levels)))
     if numeric:
-        axis = alt.Axis(grid=False, format="d", values=list(ticks)) if ticks else alt.Axis(grid=False)
+        text = "d" if all(float(tick).is_integer() for tick in ticks or ()) else "~g"
+        axis = alt.Axis(grid=False, format=text, values=list(ticks)) if ticks else alt.Axis(grid=False)
         x = alt.X("x:Q").scale(log_or_linear(x_log, padding=16))
         x = x.axis(axis).title(list(over))
     else:
