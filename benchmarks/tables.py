@@ -1221,7 +1221,7 @@ TABLES = {
     "sparse-cudnn-bsa-h200": Table(("sparse-cudnn-bsa-h200.json",), sparse_peers),
     "sparse-h200": Table(("sparse-h200.json",), sparse_table("sweep")),
     "sparse-length-h200": Table(
-        ("sparse-length-h200.json", "sparse-length-between-h200.json"), sparse_table("lengths")
+        ("sparse-length-h200.json", "sparse-length-32768-h200.json"), sparse_table("lengths")
     ),
     "quant-h200": Table(("quant-h200.json",), sparse_table("quantised")),
     "quant-errors-h200": Table(("quant-h200.json",), sparse_table("distances", 4096)),
@@ -1255,6 +1255,7 @@ TABLES = {
             "quant-sage2-h200",
             "sparse-64-cudnn-bsa-h200",
             "sparse-64-vsa-h200",
+            "sparse-64-flashinfer-h200",
             "sparse-sta-h200",
             "sparse-sparge-h200",
             "sparse-sparge-given-h200",
