@@ -10,8 +10,9 @@ import torch
 pytest.importorskip("triton")
 
 import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attnbench.kernels.shared import kept
+from attnbench.kernels.shared import counts, kept
 
 from .launches import on_no_card
 from .test_kept import rows
@@ -214,3 +215,39 @@ def test_rows_that_are_in_the_key_are_constants():
         assert card.through_triton == 1
         (plan,) = launches.plans
         assert plan.counted == ((0, 0),)
+
+
+def test_triton_checks_what_a_descriptor_has_beside_its_tensor_once(monkeypatch):
+    checked: list[Any] = []
+    check = TensorDescriptor.__post_init__
+    monkeypatch.setattr(TensorDescriptor, "__post_init__", lambda made: (checked.append(made), check(made))[0])
+    monkeypatch.setattr(counts, "_CHECKED", {})
+    for length, dtype, tile in ((40, torch.bfloat16, 16), (41, torch.bfloat16, 16), (41, torch.float16, 16)) * 2:
+        x = torch.zeros(length, 64, dtype=dtype)
+        given = x, [length, 64], [64, 1], [tile, 64]
+        found = counts.descriptor_of(TensorDescriptor, *given)
+        before = len(checked)
+        assert vars(found) == vars(TensorDescriptor(*given))
+        assert found.base is x
+        assert checked.pop() is not found
+        assert len(checked) == before
+    assert [made.base.dtype for made in checked] == [torch.bfloat16, torch.float16]
+    assert not [made for made in counts._CHECKED.values() if made["base"] is not None]
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "block", "said"),
+    [
+        ([40, 64], [64, 2], [16, 64], "Last dimension must be contiguous"),
+        ([40, 64], [68, 1], [16, 64], "strides must be 16-byte aligned"),
+        ([0, 64], [64, 1], [16, 64], "shape must be positive"),
+        ([40, 64], [64, 64, 1], [16, 64], "rank mismatch"),
+        ([40, 64], [64, 1], [16, 48], "power of 2"),
+        (None, [64, 1], [16, 64], "base must be 16-byte aligned"),
+    ],
+)
+def test_what_no_map_describes_is_refused_by_triton_though_its_tile_was_checked(shape, strides, block, said):
+    x = torch.zeros(41 * 64, dtype=torch.bfloat16)
+    assert counts.descriptor_of(TensorDescriptor, x, [40, 64], [64, 1], [16, 64]).base is x
+    with pytest.raises((AssertionError, ValueError), match=said):
+        counts.descriptor_of(TensorDescriptor, x if shape else x[1:], shape or [40, 64], strides, block)

@@ -31,7 +31,7 @@ from attnbench.kernels.flash.portable.backward_rows import (
 )
 from attnbench.kernels.flash.problem import blocks_of, descriptor, lse_strides, strides_of, takes_tma
 from attnbench.kernels.shared.card import capability_of
-from attnbench.kernels.shared.counts import RowCount
+from attnbench.kernels.shared.counts import RowCount, descriptor_of
 from attnbench.kernels.shared.kept import describes, empty, launch, rows_in
 from attnbench.kernels.shared.tiling import block_of, group_of
 
@@ -309,7 +309,11 @@ def _sums_descriptor(sums: Tensor, sizes: Tiles, columns: int) -> object:
     """Describe [H rows, D] in tiles [block_m, columns]; columns past the dims are not written."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    found = TensorDescriptor(
-        sums, [sums.shape[0] * sums.shape[1], sums.shape[2]], [sums.shape[2], 1], [sizes.block_m, columns]
+    found = descriptor_of(
+        TensorDescriptor,
+        sums,
+        [sums.shape[0] * sums.shape[1], sums.shape[2]],
+        [sums.shape[2], 1],
+        [sizes.block_m, columns],
     )
     return describes(found, shape={0: rows_in(sums, 1) * sums.shape[0]}, strides={})

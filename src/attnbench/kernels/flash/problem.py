@@ -20,7 +20,7 @@ from torch import Tensor
 from attnbench.kernels.flash.config.decode import LEAST_KEYS
 from attnbench.kernels.shared.arguments import Strides
 from attnbench.kernels.shared.card import capability_of, takes_compiled
-from attnbench.kernels.shared.counts import RowCount
+from attnbench.kernels.shared.counts import RowCount, descriptor_of
 from attnbench.kernels.shared.kept import describes, empty, rows_in, strides_in
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import block_of
@@ -276,11 +276,13 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
     shape, strides = list(x.shape), list(x.stride())
     if x.dim() == 3:
         # Of x itself, not of a view: a cached call identifies tensors by identity.
-        found = TensorDescriptor(x, [1, *shape], [shape[0] * strides[0], *strides], [1, rows, 1, columns])
+        found = descriptor_of(
+            TensorDescriptor, x, [1, *shape], [shape[0] * strides[0], *strides], [1, rows, 1, columns]
+        )
         return describes(found, shape={1: rows_in(x)}, strides={0: rows_in(x) * strides[0]})
     counted = {axis: one for axis, one in enumerate(strides_in(x, 1)) if isinstance(one, RowCount)}
     strides = list(map(int, strides_in(x, 1)))
-    found = TensorDescriptor(x, shape, strides, [1, rows, 1, columns])
+    found = descriptor_of(TensorDescriptor, x, shape, strides, [1, rows, 1, columns])
     return describes(found, shape={1: rows_in(x, 1)}, strides=counted)
 
 

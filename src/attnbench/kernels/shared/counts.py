@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -219,6 +219,33 @@ class CountExpression(NamedTuple):
 def following(source: str) -> CountExpression:
     """Compile an expression."""
     return CountExpression(source, eval(f"lambda r: {source}", {"__builtins__": {"max": max}}))
+
+
+_CHECKED: dict[Hashable, dict[str, Any]] = {}
+"Descriptors without their tensors, by what Triton checks of them alone."
+
+
+def descriptor_of(kind: Any, x: Tensor, shape: list[int], strides: list[int], block: list[int], *layout: Any) -> Any:
+    """The descriptor ``kind(x, shape, strides, block, *layout)``, of which Triton checks dtype, tile and layout once.
+
+    Its checks are twelve calls of Python for each of up to eight descriptors of a call.  Those of the tensor are made here,
+    and one that does not pass is given to Triton, which says what is wrong.
+
+    Raises:
+        AssertionError: Triton's, for what no tensor map can describe.
+    """
+    key = kind, x.dtype, *block, *layout
+    fields = _CHECKED.get(key)
+    aligned = math.gcd(16, x.data_ptr(), x.element_size() * math.gcd(*strides[:-1])) == 16
+    if fields is None or not (
+        aligned and strides[-1] == 1 and min(shape) > 0 and len(shape) == len(strides) == len(block)
+    ):
+        found = kind(x, shape, strides, block, *layout)
+        _CHECKED[key] = vars(found) | {"base": None}  # keeps no tensor alive
+        return found
+    found = object.__new__(kind)
+    found.__dict__.update(fields, base=x, shape=shape, strides=strides)
+    return found
 
 
 def describes(descriptor: Any, *, shape: Mapping[int, RowCount], strides: Mapping[int, RowCount]) -> Any:

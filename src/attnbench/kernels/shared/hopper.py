@@ -31,7 +31,7 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.language import core
 
-from attnbench.kernels.shared.counts import RowCount, describes, stride_in, strides_in
+from attnbench.kernels.shared.counts import RowCount, describes, descriptor_of, stride_in, strides_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -433,7 +433,8 @@ def rows_of(x: Tensor, rows: int, columns: int) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     far, (stride, head_stride) = 0x7FFF0000, x.stride()[-3:-1]
-    found = TensorDescriptor(
+    found = descriptor_of(
+        TensorDescriptor,
         x,
         [far, far, END.value, *x.shape[-2:]],
         [2**34 - stride, stride, stride, head_stride, 1],
@@ -441,4 +442,4 @@ def rows_of(x: Tensor, rows: int, columns: int) -> Any:
         tile_layout(x.dtype, rows, columns),
     )
     counted = head_stride if x.dim() == 3 or x.is_contiguous() else strides_in(x, 1)[2]
-    return describes(found, shape={}, strides={3: counted} if isinstance(counted, RowCount) else {})
+    return describes(found, shape={}, strides={3: counted}) if isinstance(counted, RowCount) else found

@@ -56,7 +56,7 @@ from attnbench.kernels.shared.hopper import (
     load_tile,
     rows_of,
 )
-from attnbench.kernels.shared.kept import clear, describes, launch, rows_in, stride_in
+from attnbench.kernels.shared.kept import clear, describes, descriptor_of, launch, rows_in, stride_in
 from attnbench.kernels.shared.tiling import group_of
 
 if TYPE_CHECKING:
@@ -372,5 +372,8 @@ def _plain(x: Tensor, *tile: int) -> Any:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     block = [*tile, ROWS.value]
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=len(block))
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+    return descriptor_of(TensorDescriptor, x, list(x.shape), list(x.stride()), block, _UNSWIZZLED[len(block)])
+
+
+_UNSWIZZLED = {rank: gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=rank) for rank in (2, 3)}
+"Layouts of `_plain`; making one takes a dozen calls of Python."

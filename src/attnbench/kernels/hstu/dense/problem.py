@@ -17,7 +17,7 @@ from torch import Tensor
 from attnbench.kernels.hstu.arguments import Sequences
 from attnbench.kernels.hstu.dense.configs import triangle_grid
 from attnbench.kernels.shared.card import capability_of, processors, takes_compiled
-from attnbench.kernels.shared.counts import describes, rows_in
+from attnbench.kernels.shared.counts import describes, descriptor_of, rows_in
 from attnbench.kernels.shared.limits import LARGEST_FACTOR, as_float, extent_fault, is_whole
 from attnbench.kernels.shared.tiling import Grid, block_of
 
@@ -106,7 +106,7 @@ def descriptor(x: Tensor, rows: int, columns: int) -> Any:
     """A TMA descriptor of [rows, heads, dims]: tiles of one head, zeros outside."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    found = TensorDescriptor(x, list(x.shape), list(x.stride()), [rows, 1, columns])
+    found = descriptor_of(TensorDescriptor, x, list(x.shape), list(x.stride()), [rows, 1, columns])
     return describes(found, shape={0: rows_in(x)}, strides={})
 
 

@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from attnbench.kernels.flash.hopper.tiles import max_of
 from attnbench.kernels.shared.card import processors
 from attnbench.kernels.shared.hopper import ROWS, Argument, Ring, aggregate, allocate_ring, flat, load_tile, tile_layout
-from attnbench.kernels.shared.kept import launch
+from attnbench.kernels.shared.kept import descriptor_of, launch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -266,7 +266,8 @@ def groups_of(x: Tensor, unit: int, groups: int, columns: int) -> Any:
     batch, heads, rows, dim = x.shape
     # The stride of an axis with one element is not used, and need not be aligned.
     strides = [stride if size > 1 else 8 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)]
-    return TensorDescriptor(
+    return descriptor_of(
+        TensorDescriptor,
         x,
         [batch, heads, rows // unit, unit, dim],
         [strides[0], strides[1], strides[2] * unit, strides[2], 1],
