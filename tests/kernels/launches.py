@@ -38,7 +38,8 @@ class Card:
     def run(self, kernel: Any, *values: Any, grid: tuple[int, ...], warmup: bool, **named: Any) -> Any:
         """Replaces `JITFunction.run`."""
         given = dict(zip(kernel.arg_names, values, strict=False)) | named
-        ordered = [given.get(param.name, param.default) for param in kernel.params]
+        given |= {param.name: param.default for param in kernel.params if param.name not in given}
+        ordered = [given[param.name] for param in kernel.params]
         name = specialised(kernel, ordered)
         self.launched.append((name, (*grid, 1, 1)[:3], flat(ordered)))
         self.through_triton += 1

@@ -195,12 +195,13 @@ def now(value: Any) -> Any:
         return value.value
     if isinstance(value, tuple):
         for one in value:
-            if isinstance(one, _COUNTED):
+            if isinstance(one, COUNTED):
                 return _like(value, map(now, value))
     return value
 
 
-_COUNTED = (RowCount, tuple)
+COUNTED = (RowCount, tuple)
+"What `now` may replace; of anything else it need not be asked."
 
 
 def _like(value: tuple[Any, ...], parts: Any) -> Any:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -207,27 +207,40 @@ class Plan:
         own: list[int] = []
         cleared: list[int] = []
         uncleared: list[int] = []
-        launched = [{step} if isinstance(step, int) else step.numbers for step in recorder.steps]
-        mentioned = [*zip(recorder.steps, map(recorder.around, launched), strict=True)]
-        for number in range(recorder.given, len(recorder.tensors)):
-            clearings = [isinstance(step, int) for step, numbers in mentioned if number in numbers]
+        mentions: dict[int, list[bool]] = {number: [] for number in range(recorder.given, len(recorder.tensors))}
+        for step in recorder.steps:
+            is_clearing = isinstance(step, int)
+            numbers = {step} if isinstance(step, int) else step.launched_on
+            for number in recorder.around(numbers) if recorder.inside else numbers:
+                if number in mentions:
+                    mentions[number].append(is_clearing)
+        for number, clearings in mentions.items():
             once = clearings[:1] == [True] and True not in clearings[1:]
             kind = cleared if once else uncleared
             (own if number in returned or (True in clearings and not once) else kind).append(number)
-        numbers = [*own, *cleared, *uncleared, *(-2 - at for at in range(len(recorder.inside)))]
-        order = {number: number for number in range(-1, recorder.given)}
-        order.update(zip(numbers, range(recorder.given, recorder.given + len(numbers)), strict=True))
+        made = [*own, *cleared, *uncleared, *range(-2, -2 - len(recorder.inside), -1)]
+        order = dict(zip([*range(-1, recorder.given), *made], range(-1, recorder.given + len(made)), strict=True))
         self.own = tuple(map(recorder.layout, own))
         self.inside = tuple([(order[number], offset) for number, offset in recorder.inside])
         self.workspaces = [*map(recorder.layout, cleared)], [*map(recorder.layout, uncleared)]
-        pairs = zip(recorder.steps, launched, strict=True)
-        self.steps = tuple([_renumbered(step, order, numbers) for step, numbers in pairs if step not in cleared])
+        steps: list[Repeat | int] = []
+        for step in recorder.steps:
+            if isinstance(step, int):
+                if step not in cleared:
+                    steps.append(order[step])
+            else:
+                step.renumber(order)
+                steps.append(step)
+        self.steps = tuple(steps)
         first = recorder.tensors[0]
         assert first is not None
         self.device = first.get_device()
         self.results = tuple([order[number] for number in returned])
-        found = {f"({recorder.written(source)})=={outcome}" for source, outcome in (*guards, *recorder.kinds)}
-        self.guard = following(" and ".join(sorted([one for one in found if "r[" in one])) or "True")
+        conditions = recorder.conditions.copy()
+        for source, outcome in guards:
+            if "r[" in (text := recorder.written(source)):
+                conditions.add(f"({text})=={outcome}")
+        self.guard = following(" and ".join(sorted(conditions)) or "True")
         rows = _AccessedExtents(recorder.tensors)
         self.known = self._extents(rows)
         if not self.guard.at(rows):
@@ -328,12 +341,6 @@ class _Parts:
     def __init__(self, sizes: Sequence[int]) -> None:
         ends = list(accumulate([-(-size // PART_BYTES) * PART_BYTES for size in sizes], initial=0))
         self.offsets, self.words = tuple(ends[:-1]), ends[-1] // 4
-
-
-def _renumbered(step: Repeat | int, order: Mapping[int, int], numbers: Iterable[int]) -> Repeat | int:
-    if isinstance(step, int):
-        return order[step]
-    return step.renumbered(order) if [number for number in numbers if order[number] != number] else step
 
 
 def is_on_card(x: Tensor | None) -> bool:

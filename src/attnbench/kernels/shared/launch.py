@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from functools import lru_cache
+from functools import lru_cache, partial
 from inspect import signature
 from operator import itemgetter
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, Protocol, SupportsIndex
 
 from torch import Tensor
 from triton import knobs
@@ -54,23 +54,24 @@ class _Address(NamedTuple):
 class _TensorMap:
     """The tensor map of a descriptor, remade for other addresses, extents and strides."""
 
-    __slots__ = ("descriptor", "extents", "known", "make", "strides")
+    __slots__ = ("extents", "fields", "kind", "known", "make", "numbers", "strides")
 
-    def __init__(
-        self,
-        descriptor: Any,
-        make: Callable[[Any], Sequence[Any]],
-        extents: Sequence[tuple[int, CountExpression]],
-        strides: Sequence[tuple[int, CountExpression]],
-    ) -> None:
-        self.descriptor = _copied(descriptor)
-        self.descriptor.base = self.descriptor.counts = None  # keeps no tensor alive
-        self.make, self.extents, self.strides = make, extents, strides
+    def __init__(self, descriptor: Any, make: Callable[[Any], Sequence[Any]], recorder: Numbering) -> None:
+        self.kind, self.fields = type(descriptor), descriptor.__dict__ | {"base": None, "counts": None}  # no tensor
+        self.make = make
+        self.extents: list[tuple[int, CountExpression]] = []
+        self.strides: list[tuple[int, CountExpression]] = []
+        for following, counts in zip((self.extents, self.strides), counts_of(descriptor), strict=True):
+            for axis, count in counts.items():
+                if (found := recorder.follows(count)) is not None:
+                    following.append((axis, found))
+        self.numbers = tuple(descriptor.shape), tuple(descriptor.strides)
+        "extents and strides of the first call"
         self.known = dict[tuple[int, Sequence[int], Sequence[int]], Any]()
 
-    def numbers(self, rows: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def numbers_for(self, rows: Rows) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Extents and strides, for arguments with these extents."""
-        shape, strides = [*self.descriptor.shape], [*self.descriptor.strides]
+        shape, strides = map(list, self.numbers)
         for axis, found in self.extents:
             shape[axis] = found.at(rows)
         for axis, found in self.strides:
@@ -79,8 +80,8 @@ class _TensorMap:
 
     def at(self, address: int, shape: Sequence[int], strides: Sequence[int]) -> Any:
         """The map of a tensor at this address; made here, and cached in `known` by all three."""
-        described = _copied(self.descriptor)
-        described.base, described.shape, described.strides = _Address(address), [*shape], [*strides]
+        described = object.__new__(self.kind)  # a shallow copy, without the checks of its class
+        described.__dict__.update(self.fields, base=_Address(address), shape=[*shape], strides=[*strides])
         found = self.make(described)[0]
         if len(self.known) >= MOST_MAPS:
             self.known.clear()
@@ -88,88 +89,75 @@ class _TensorMap:
         return found
 
 
-def _copied(descriptor: Any) -> Any:
-    """A shallow copy, without the checks of its class; `copy.copy` takes several times as long."""
-    found = object.__new__(type(descriptor))
-    found.__dict__.update(descriptor.__dict__)
-    return found
+_Map = tuple[int, int, _TensorMap]
+"A launch argument that is a descriptor: its index among the arguments, and the number of its tensor."
+_BoundMap = tuple[int, int, _TensorMap, tuple[int, ...], tuple[int, ...]]
+"The same with its extents and strides, for arguments with known extents."
 
 
-class _BoundMap(NamedTuple):
-    """A `_DescriptorArgument` for arguments with known extents."""
+class Numbering(Protocol):
+    """What a recorded launch asks of its recorder."""
 
-    at: int
-    number: int
-    tensor_map: _TensorMap
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    numbers: dict[int, int]
+    "numbers of tensors, by identity: the usual ones, without a call of `number`"
 
+    def number(self, x: Tensor) -> int:
+        """Number of a tensor, or a LookupError."""
 
-class _DescriptorArgument(NamedTuple):
-    """A launch argument that is a descriptor."""
-
-    at: int
-    "its index among the arguments"
-    number: int
-    "number of its tensor"
-    tensor_map: _TensorMap
-
-    def bound(self, rows: Rows) -> _BoundMap:
-        """The same with its extents and strides, for arguments with these extents."""
-        return _BoundMap(self.at, self.number, self.tensor_map, *self.tensor_map.numbers(rows))
+    def follows(self, count: RowCount) -> CountExpression | None:
+        """The expression of a count; None: the count is constant."""
 
 
 class _TupleArgument:
     """A tuple argument that contains tensors or counts, remade for other addresses and extents."""
 
-    __slots__ = ("at", "counts", "pointers", "tuples", "values")
+    __slots__ = ("at", "counts", "moves", "pointers", "tuples", "values")
 
-    def __init__(
-        self,
-        values: Sequence[Any],
-        number: Callable[[Tensor], int],
-        follows: Callable[[RowCount], CountExpression | None],
-    ) -> None:
+    def __init__(self, values: Any, recorder: Numbering, launched_on: set[int]) -> None:
+        """The parts of a tuple; numbers of the tensors in it are added to `launched_on`.
+
+        Raises:
+            LookupError: it is no tuple, or contains something that is no argument.
+        """
+        if not isinstance(values, tuple):
+            raise LookupError(f"an argument is of type {type(values).__name__}")
         self.values: list[Any] = []
         self.pointers: list[tuple[int, int]] = []
         self.counts: list[tuple[int, CountExpression]] = []
         self.tuples: list[tuple[int, _TupleArgument]] = []
+        self.moves = False
+        "whether an integer in it depends on the rows"
+        numbers = recorder.numbers
         for at, value in enumerate(values):
             kept = None  # keeps no tensor alive
             if isinstance(value, Tensor):
-                self.pointers.append((at, number(value)))
+                known = numbers.get(id(value))
+                number = recorder.number(value) if known is None else known
+                self.pointers.append((at, number))
+                launched_on.add(number)
             elif isinstance(value, RowCount):
-                kept = int(value)
-                if (found := follows(value)) is not None:
+                kept = value.value
+                if (found := recorder.follows(value)) is not None:
                     self.counts.append((at, found))
-            elif _is_constant(value):
+                    self.moves = True
+            elif type(value) in SIMPLE or _is_constant(value):
                 kept = value
             else:
-                self.tuples.append((at, _tuple_argument(value, number, follows)))
+                inner = _TupleArgument(value, recorder, launched_on)
+                self.tuples.append((at, inner))
+                self.moves |= inner.moves
             self.values.append(kept)
-        self.at = self._at()
-
-    @property
-    def numbers(self) -> set[int]:
-        """Numbers of the tensors in it."""
-        return {number for _, number in self.pointers}.union(*(inner.numbers for _, inner in self.tuples))
-
-    @property
-    def moves(self) -> bool:
-        """Whether an integer in it depends on the rows."""
-        return bool(self.counts) or any(inner.moves for _, inner in self.tuples)
 
     def renumber(self, order: Mapping[int, int]) -> None:
-        """Renumber the tensors."""
-        self.pointers = [(at, order[number]) for at, number in self.pointers]
+        """Renumber the tensors, after which it can be remade."""
+        for place, (at, number) in enumerate(self.pointers):
+            self.pointers[place] = at, order[number]
         for _, inner in self.tuples:
             inner.renumber(order)
         self.at = self._at()
 
     def bound(self, rows: Rows) -> _TupleArgument:
-        """The same for arguments with these extents."""
-        if not self.moves:
-            return self
+        """The same for arguments with these extents, one of whose counts moves."""
         found = copy(self)
         found.values, found.counts = [*self.values], []
         for at, count in self.counts:
@@ -180,8 +168,9 @@ class _TupleArgument:
 
     def _at(self) -> Callable[[Sequence[int]], tuple[Any, ...]]:
         """A function from addresses to the tuple; without a loop if there are only tensors."""
-        numbers = [number for _, number in self.pointers]
-        return itemgetter(*numbers) if 1 < len(numbers) == len(self.values) else self._one_by_one
+        if 1 < len(self.pointers) == len(self.values):
+            return itemgetter(*map(itemgetter(1), self.pointers))
+        return self._one_by_one
 
     def _one_by_one(self, addresses: Sequence[int]) -> tuple[Any, ...]:
         values = self.values.copy()
@@ -198,20 +187,12 @@ def _bound(
     """Tuples for arguments of these extents; one without tensors is a constant then, and becomes one of the values."""
     found = []
     for at, filled in tuples:
-        made = filled.bound(rows)
+        made = filled.bound(rows) if filled.moves else filled
         if made.pointers or made.tuples:
             found.append((at, made))
         else:
             values[at] = made.at(())
     return found
-
-
-def _tuple_argument(
-    value: Any, number: Callable[[Tensor], int], follows: Callable[[RowCount], CountExpression | None]
-) -> _TupleArgument:
-    if not isinstance(value, tuple):
-        raise LookupError(f"an argument is of type {type(value).__name__}")
-    return _TupleArgument(value, number, follows)
 
 
 class Bound(NamedTuple):
@@ -226,17 +207,18 @@ class Bound(NamedTuple):
 
 
 class Repeat:
-    """A launch with everything bound except addresses and row counts; tensors have the caller's numbers."""
+    """A launch with everything bound except addresses and row counts; tensors have the recorder's numbers at first."""
 
     __slots__ = (
         "after",
         "arguments",
+        "before",
         "compiled",
         "counts",
-        "fixed",
         "follows",
         "grid",
         "launch",
+        "launched_on",
         "maps",
         "nested",
         "pointers",
@@ -244,12 +226,7 @@ class Repeat:
     )
 
     def __init__(
-        self,
-        compiled: Any,
-        grid: Sequence[SupportsIndex],
-        values: Sequence[Any],
-        number: Callable[[Tensor], int],
-        follows: Callable[[RowCount], CountExpression | None] = lambda count: None,
+        self, compiled: Any, grid: Sequence[SupportsIndex], values: Sequence[Any], recorder: Numbering
     ) -> None:
         """Record a launch.
 
@@ -257,8 +234,7 @@ class Repeat:
             compiled: Triton's compiled kernel, which has run.
             grid: programs along each axis.
             values: all arguments in the kernel's order.
-            number: returns the number of a tensor.
-            follows: returns the expression of a count; None: the count is constant.
+            recorder: numbers the tensors, and says which counts follow the rows.
 
         Raises:
             LookupError: the launcher, an argument or a tensor does not support repeating.
@@ -269,8 +245,12 @@ class Repeat:
         if scratch or getattr(launcher, "gsan_enabled", False):
             raise LookupError("the kernel needs scratch memory from Triton")
         self.compiled = compiled  # keeps its code loaded
-        self.grid = [(axis, found) for axis, n in enumerate(grid) if isinstance(n, RowCount) and (found := follows(n))]
+        self.before = [int(extent) for extent in (*grid, 1, 1)[:3]]
+        self.grid: list[tuple[int, CountExpression]] = []
         "extents of the grid that depend on a count"
+        for axis, extent in enumerate(grid):
+            if isinstance(extent, RowCount) and (found := recorder.follows(extent)) is not None:
+                self.grid.append((axis, found))
         self.counts: list[tuple[int, CountExpression]] = []
         "arguments that depend on a count"
         flags = launcher.launch_cooperative_grid, launcher.launch_pdl
@@ -278,74 +258,71 @@ class Repeat:
         self.arguments: list[Any] = []
         self.pointers: list[tuple[int, int]] = []
         self.tuples: list[tuple[int, _TupleArgument]] = []
-        self.maps: list[_DescriptorArgument] = []
-        "descriptors of which an extent or a stride depends on a count"
-        maps: list[_BoundMap] = []
-        makers = iter(_makers(compiled))
+        self.maps: list[_Map] = []
+        self.launched_on: set[int] = set()
+        "the recorder's numbers of the tensors"
+        makers, numbers, moves = iter(_makers(compiled)), recorder.numbers, False
         for value in values:
             at = len(self.arguments)
             if type(value) in SIMPLE:
                 self.arguments.append(value)
-            elif isinstance(value, Tensor):
-                self.pointers.append((at, number(value)))
+            elif (pointer := isinstance(value, Tensor)) or hasattr(value, "block_shape"):
+                x = value if pointer else value.base
+                known = numbers.get(id(x))
+                number = recorder.number(x) if known is None else known
+                self.launched_on.add(number)
                 self.arguments.append(None)
-            elif hasattr(value, "block_shape"):
-                tensor_map = _TensorMap(value, next(makers), *_following(value, follows))
-                described = _DescriptorArgument(at, number(value.base), tensor_map)
-                if tensor_map.extents or tensor_map.strides:
-                    self.maps.append(described)
+                if pointer:
+                    self.pointers.append((at, number))
                 else:
-                    maps.append(described.bound({}))
-                self.arguments += (None, *value.shape, *value.strides)
+                    tensor_map = _TensorMap(value, next(makers), recorder)
+                    self.maps.append((at, number, tensor_map))
+                    self.arguments += (*value.shape, *value.strides)
+                    moves = moves or bool(tensor_map.extents or tensor_map.strides)
             elif isinstance(value, RowCount):
-                if (found := follows(value)) is not None:
+                if (found := recorder.follows(value)) is not None:
                     self.counts.append((at, found))
-                self.arguments.append(int(value))
+                self.arguments.append(value.value)
             elif _is_constant(value):
                 self.arguments.append(value)
             else:
-                self.tuples.append((at, _tuple_argument(value, number, follows)))
+                filled = _TupleArgument(value, recorder, self.launched_on)
+                moves = moves or filled.moves
+                self.tuples.append((at, filled))
                 self.arguments.append(None)
-        self.fixed = Bound([int(extent) for extent in (*grid, 1, 1)[:3]], self.arguments, self.tuples, maps)
-        "the launch for the extents of this call; without the descriptors in `maps`"
-        self.follows = bool(self.grid or self.counts or self.maps or [1 for _, filled in self.tuples if filled.moves])
+        self.follows = bool(self.grid or self.counts or moves)
         "whether anything except addresses differs from call to call"
 
-    @property
-    def numbers(self) -> set[int]:
-        """Numbers of the tensors that it is launched on."""
-        alone = {number for _, number in self.pointers}
-        alone.update([one.number for one in self.maps], [one.number for one in self.fixed.maps])
-        return alone.union(*[filled.numbers for _, filled in self.tuples])
-
-    def renumbered(self, order: Mapping[int, int]) -> Repeat:
-        """The same launch, with the tensors renumbered."""
-        self.pointers = [(at, order[number]) for at, number in self.pointers]
-        self.maps = [one._replace(number=order[one.number]) for one in self.maps]
+    def renumber(self, order: Mapping[int, int]) -> None:
+        """Renumber the tensors, once, after which it can be bound."""
+        for place, (at, number) in enumerate(self.pointers):
+            self.pointers[place] = at, order[number]
+        for place, (at, number, tensor_map) in enumerate(self.maps):
+            self.maps[place] = at, order[number], tensor_map
         for _, filled in self.tuples:
             filled.renumber(order)
-        maps = [one._replace(number=order[one.number]) for one in self.fixed.maps]
-        self.fixed = self.fixed._replace(maps=maps)
-        return self
 
     def bound(self, rows: Rows) -> Bound:
         """The launch for arguments with these extents."""
-        if not self.follows:
-            return self.fixed
-        before, arguments, maps = [*self.fixed.before], [*self.arguments], [*self.fixed.maps]
-        for axis, found in self.grid:
-            before[axis] = found.at(rows)
-        for at, found in self.counts:
-            arguments[at] = found.at(rows)
-        for one in self.maps:
-            made = one.bound(rows)
-            arguments[made.at + 1 : made.at + 1 + len(made.shape) + len(made.strides)] = *made.shape, *made.strides
-            maps.append(made)
-        return Bound(before, arguments, _bound(self.tuples, rows, arguments), maps)
+        before, arguments, tuples, maps = self.before, self.arguments, self.tuples, list[_BoundMap]()
+        if self.follows:
+            before, arguments = [*before], [*arguments]
+            for axis, found in self.grid:
+                before[axis] = found.at(rows)
+            for at, found in self.counts:
+                arguments[at] = found.at(rows)
+            tuples = _bound(tuples, rows, arguments)
+        for at, number, tensor_map in self.maps:
+            shape, strides = tensor_map.numbers
+            if tensor_map.extents or tensor_map.strides:
+                shape, strides = tensor_map.numbers_for(rows)
+                arguments[at + 1 : at + 1 + len(shape) + len(strides)] = *shape, *strides
+            maps.append((at, number, tensor_map, shape, strides))
+        return Bound(before, arguments, tuples, maps)
 
-    def __call__(self, stream: int, addresses: Sequence[int], bound: Bound | None = None) -> None:
+    def __call__(self, stream: int, addresses: Sequence[int], bound: Bound) -> None:
         """Launch on a stream of the current device, with tensors at these addresses; `bound`: result of `bound`."""
-        before, given, tuples, maps = bound or self.fixed
+        before, given, tuples, maps = bound
         arguments = [*given]
         for at, number in self.pointers:
             arguments[at] = addresses[number]
@@ -360,20 +337,11 @@ class Repeat:
             self.launch(*before, stream, *self.after, *arguments)
 
 
-def _following(
-    descriptor: Any, follows: Callable[[RowCount], CountExpression | None]
-) -> list[list[tuple[int, CountExpression]]]:
-    """The extents, then the strides, of a descriptor that depend on a count."""
-    return [
-        [(axis, found) for axis, count in counts.items() if (found := follows(count)) is not None] if counts else []
-        for counts in counts_of(descriptor)
-    ]
-
-
 def _is_constant(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return not [one for one in value if type(one) not in SIMPLE and not _is_constant(one)]
-    return isinstance(value, SIMPLE)
+    if not isinstance(value, tuple):
+        return isinstance(value, SIMPLE)
+    others = set(map(type, value)).difference(SIMPLE)
+    return not others or (Tensor not in others and all(map(_is_constant, value)))
 
 
 def _launcher(launcher: Any, metadata: Any) -> tuple[Callable[..., None], tuple[Any, ...], bool]:
@@ -413,10 +381,10 @@ def _makers(compiled: Any) -> list[Callable[[Any], Sequence[Any]]]:
 
     make = driver.make_tensordesc_arg
     rest = (None,) * (_parameters(make) - 2)
+    if None in described:
+        raise LookupError("a descriptor is not passed as a tensor map")
+    return [partial(_made, make, metadata, rest) for metadata in described]
 
-    def maker(metadata: Mapping[str, Any]) -> Callable[[Any], Sequence[Any]]:
-        if metadata is None:
-            raise LookupError("a descriptor is not passed as a tensor map")
-        return lambda descriptor: make(descriptor, metadata, *rest)
 
-    return [maker(metadata) for metadata in described]
+def _made(make: Callable[..., Sequence[Any]], metadata: Any, rest: tuple[None, ...], descriptor: Any) -> Sequence[Any]:
+    return make(descriptor, metadata, *rest)

@@ -10,7 +10,17 @@ from typing import Any, NamedTuple, SupportsIndex
 import torch
 from torch import Tensor
 
-from attnbench.kernels.shared.counts import CountExpression, Extent, RowCount, Rows, Source, counts_of, following, now
+from attnbench.kernels.shared.counts import (
+    COUNTED,
+    CountExpression,
+    Extent,
+    RowCount,
+    Rows,
+    Source,
+    counts_of,
+    following,
+    now,
+)
 from attnbench.kernels.shared.keys import hash_callees_first
 from attnbench.kernels.shared.launch import SIMPLE, Repeat
 
@@ -48,23 +58,22 @@ class Recorder:
         self.shapes: list[list[str | int]] = []
         "shapes of own tensors; extents that depend on arguments are expressions"
         self.inside: list[Inside] = []
-        self.kinds: list[tuple[Source, bool]] = []
-        "conditions on counts that kernels are specialized for, and their results"
+        self.conditions: set[str] = set()
+        "what kernels are specialized for in counts, as expressions that are true"
         self.numbers: dict[int, int] = {}
         "numbers of tensors, by identity"
         self.known: dict[tuple[int, int, bool], str] = {}
         "cached expressions of extents"
-        for x in tensors:
+        self.texts: dict[int, tuple[Source, str]] = {}
+        "cached expressions of sources, by identity"
+        for number, x in enumerate(tensors):
             # A tensor that is passed twice is two arguments.
-            self.add(x.view_as(x) if x is not None and id(x) in self.numbers else x)
+            one = x.view_as(x) if x is not None and id(x) in self.numbers else x
+            self.tensors.append(one)
+            if one is not None:
+                self.numbers[id(one)] = number
         self.steps: list[Repeat | int] = []
         self.fault: str | None = None
-
-    def add(self, x: Tensor | None) -> None:
-        """Assign the next number to a tensor."""
-        if x is not None:
-            self.numbers[id(x)] = len(self.tensors)
-        self.tensors.append(x)
 
     def around(self, numbers: Iterable[int]) -> set[int]:
         """Numbers of tensors, with those inside an own tensor replaced by it."""
@@ -100,14 +109,21 @@ class Recorder:
         Raises:
             LookupError: it contains an unknown tensor, or a stride that does not follow from extents.
         """
-        return "".join([one if isinstance(one, str) else self._extent(one) for one in source])
+        if (found := self.texts.get(id(source))) is None:
+            text = ""
+            for one in source:
+                if isinstance(one, str):
+                    text += one
+                else:
+                    key = id(one.of), one.axis, one.is_stride
+                    text += self.known.get(key) or self._extent(one)
+            self.texts[id(source)] = found = source, text
+        return found[1]
 
     def _extent(self, extent: Extent) -> str:
         x, axis, is_stride = extent
-        key = id(x), axis, is_stride
-        if key not in self.known:
-            self.known[key] = self._written(x, axis, is_stride=is_stride)
-        return self.known[key]
+        found = self.known[id(x), axis, is_stride] = self._written(x, axis, is_stride=is_stride)
+        return found
 
     def _written(self, x: Tensor, axis: int, *, is_stride: bool) -> str:
         found = self.numbers.get(id(x))
@@ -149,7 +165,8 @@ class Recorder:
 
     def made(self, shape: Sequence[SupportsIndex], x: Tensor) -> None:
         """Record an allocation, with the requested shape."""
-        self.add(x)
+        self.numbers[id(x)] = len(self.tensors)
+        self.tensors.append(x)
         extents: list[str | int] = list(x.shape)
         for axis, extent in enumerate(shape):
             if isinstance(extent, RowCount):
@@ -165,13 +182,27 @@ class Recorder:
         """Shape and dtype of an own tensor."""
         x = self.tensors[number]
         assert x is not None
-        shape = [following(one) if isinstance(one, str) else one for one in self.shapes[number - self.given]]
+        shape: list[int | CountExpression] = []
+        for one in self.shapes[number - self.given]:
+            shape.append(following(one) if isinstance(one, str) else one)
         return Layout(shape, x.dtype)
 
-    def note(self, step: Callable[[], Repeat | int]) -> None:
-        """Record a step, or why the call cannot be repeated."""
+    def specialise(self, count: RowCount, *, seen: bool) -> None:
+        """Add the conditions of a launch on a count: its width, and where it is seen whether it is 1 and 16 divides it.
+
+        Raises:
+            LookupError: it contains an unknown tensor.
+        """
+        text, n = self.written(count.source), count.value
+        if "r[" in text:
+            self.conditions.add(f"({text}>={2**31})=={n >= 2**31}")
+            if seen:
+                self.conditions |= {f"({text}==1)=={n == 1}", f"({text}%16==0)=={n % 16 == 0}"}
+
+    def note(self, step: Callable[..., Repeat | int], *given: Any) -> None:
+        """Record the step that a function returns, or why the call cannot be repeated."""
         try:
-            self.steps.append(step())
+            self.steps.append(step(*given))
         except LookupError as fault:
             self.fault = str(fault)
         except Exception as fault:  # such as an unknown launcher: later calls are launched through Triton
@@ -186,12 +217,15 @@ class Layout(NamedTuple):
 
     def at(self, rows: Rows) -> tuple[int, ...]:
         """The shape, for arguments with these extents."""
-        return tuple([one if isinstance(one, int) else one.at(rows) for one in self.shape])
+        shape = []
+        for one in self.shape:
+            shape.append(one if isinstance(one, int) else one.at(rows))
+        return tuple(shape)
 
 
 def empty(shape: Sequence[SupportsIndex], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Allocate a contiguous tensor on the card of another, by default with its dtype."""
-    made = like.new_empty([int(extent) for extent in shape], dtype=dtype)
+    made = like.new_empty(list(map(int, shape)), dtype=dtype)
     recorder = notes.recorder
     if recorder is not None:
         recorder.made(shape, made)
@@ -209,18 +243,18 @@ def clear(x: Tensor) -> None:
     """Write zeros."""
     recorder = notes.recorder
     if recorder is not None:
-        recorder.note(lambda: recorder.number(x))
+        recorder.note(recorder.number, x)
     x.zero_()
 
 
 def launch(kernel: Any, grid: tuple[SupportsIndex, ...], *values: Any, **named: Any) -> None:
     """Launch a Triton kernel on the current device: ``kernel[grid](*values, **named)``."""
-    plain = {name: value if type(value) in SIMPLE else now(value) for name, value in named.items()}
+    plain = {name: now(value) if isinstance(value, COUNTED) else value for name, value in named.items()}
     hash_callees_first(kernel)
     compiled = kernel[tuple(map(int, grid))](*map(now, values), **plain)
     recorder = notes.recorder
     if recorder is not None:
-        recorder.note(lambda: _repeat(recorder, kernel, compiled, grid, values, named))
+        recorder.note(_repeat, recorder, kernel, compiled, grid, values, named)
 
 
 def _repeat(
@@ -241,35 +275,26 @@ def _repeat(
         except KeyError:
             value = param.default
         ordered.append(value)
-        if type(value) in SIMPLE:
+        if type(value) in SIMPLE or isinstance(value, Tensor):
             continue
-        for count in _counts_in(value):
-            unseen = hasattr(value, "block_shape") or (param.do_not_specialize and not isinstance(value, tuple))
-            recorder.kinds += _kinds(count, specialised=not unseen)
-    return Repeat(compiled, grid, ordered, recorder.number, recorder.follows)
+        if isinstance(value, RowCount):
+            recorder.specialise(value, seen=not param.do_not_specialize)
+        elif isinstance(value, tuple):
+            _specialise_within(recorder, value)
+        elif hasattr(value, "block_shape"):
+            for counts in counts_of(value):
+                for count in counts.values():
+                    recorder.specialise(count, seen=False)
+    return Repeat(compiled, grid, ordered, recorder)
 
 
-def _counts_in(value: Any) -> list[RowCount]:
-    found: list[RowCount] = []
-    if isinstance(value, RowCount):
-        found.append(value)
-    elif isinstance(value, tuple):
-        for one in value:
-            if type(one) not in SIMPLE:
-                found += _counts_in(one)
-    elif hasattr(value, "block_shape"):
-        for counts in counts_of(value):
-            found += counts.values()
-    return found
-
-
-def _kinds(count: RowCount, *, specialised: bool) -> Iterable[tuple[Source, bool]]:
-    """What Triton specializes a kernel for in an integer: its width, whether it is 1, whether 16 divides it."""
-    n, source = count.value, count.source
-    yield (*source, f">={2**31}"), n >= 2**31
-    if specialised:
-        yield (*source, "==1"), n == 1
-        yield (*source, "%16==0"), n % 16 == 0
+def _specialise_within(recorder: Recorder, values: tuple[Any, ...]) -> None:
+    """In a tuple every number is seen."""
+    for value in values:
+        if isinstance(value, RowCount):
+            recorder.specialise(value, seen=True)
+        elif isinstance(value, tuple):
+            _specialise_within(recorder, value)
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
