@@ -573,10 +573,10 @@ def differentiated(function: Callable[[torch.Tensor], torch.Tensor], *shape: int
         ("flash, named", 1, 290),
         ("flash, portable", 1, 470),
         ("dense", 1, 220),
-        ("bsa", 6, 910),
+        ("bsa", 6, 780),
         ("flash, differentiated", 4, 800),
         ("dense, differentiated", 3, 560),
-        ("bsa, differentiated", 11, 1540),
+        ("bsa, differentiated", 11, 1350),
     ],
 )
 def test_a_new_shape_makes_few_calls_of_python(name, launches, most):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class NamedDtype:
         return f"torch.{self.name}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from the fields is computed once
 class BsaProblem:
     """The numbers of a call, all known to the host."""
 
@@ -53,52 +54,57 @@ class BsaProblem:
     has_targets: bool
     has_cache: bool
 
-    @property
+    @cached_property
     def units(self) -> int:
         """(sequence, head) pairs."""
         return self.batch * self.heads
 
-    @property
+    @cached_property
     def others(self) -> int:
         """Blocks that a query selects besides its local one."""
         return self.block_counts - 1
 
-    @property
+    @cached_property
     def list_heads(self) -> int:
         """Heads with lists of their own."""
         return 1 if self.shared else self.heads
 
-    @property
+    @cached_property
     def item(self) -> int:
         """Bytes of an element."""
         return self.dtype.itemsize
 
-    @property
+    @cached_property
     def block_d(self) -> int:
         """Columns of a tile of queries or keys: a power of two, at least the 16 of a tensor core."""
         return max(16, 1 << (self.attn_dim - 1).bit_length())
 
-    @property
+    @cached_property
     def block_v(self) -> int:
         """The same of values."""
         return max(16, 1 << (self.linear_dim - 1).bit_length())
 
-    @property
+    @cached_property
     def mean_rows(self) -> int:
         """Rows of the means of a head."""
         return self.keys // self.block_size
 
-    @property
+    @cached_property
     def count_rows(self) -> int:
         """List starts of a head: for each sequence one more than it has blocks."""
         return self.mean_rows + self.batch
 
-    @property
+    @cached_property
     def slot_rows(self) -> int:
         """Partial rows of a pair."""
         return self.max_seqlen_q * self.others
 
-    @property
+    @cached_property
+    def pair_bytes(self) -> int:
+        """Bytes of the partial rows of a pair."""
+        return self.slot_rows * self.linear_dim * self.item
+
+    @cached_property
     def index_bits(self) -> int:
         """Bits of a ranking key that hold the block number: 32 where all bits of the score are needed.
 

@@ -72,7 +72,7 @@ class AttendConfig:
 
     def group(self, problem: BsaProblem) -> int:
         """Pairs of a step."""
-        return max(1, min(PAIRS, problem.units, int(self.step_mib * 2**20) // max(1, _pair_bytes(problem))))
+        return max(1, min(PAIRS, problem.units, int(self.step_mib * 2**20) // max(1, problem.pair_bytes)))
 
     def steps(self, problem: BsaProblem) -> int:
         """Steps of a call."""
@@ -80,7 +80,7 @@ class AttendConfig:
 
     def ring(self, problem: BsaProblem) -> int:
         """Steps that the ring of partial rows holds."""
-        each = max(1, self.group(problem) * _pair_bytes(problem))
+        each = max(1, self.group(problem) * problem.pair_bytes)
         return min(max(2, int(self.ring_mib * 2**20) // each), max(1, self.steps(problem)))
 
     def shared_bytes(self, block_d: int, block_v: int, block_size: int) -> int:
@@ -100,7 +100,7 @@ def default_attend(problem: BsaProblem) -> AttendConfig:
         if AttendConfig(stages=stages).shared_bytes(p.block_d, p.block_v, p.block_size) <= SHARED_BYTES
     ]
     config = AttendConfig(stages=max(fits, default=2), job_rows=32 if p.others <= 3 else 16)
-    return replace(config, ring_mib=PLACES[p.block_v > 64] * config.group(p) * _pair_bytes(p) / 2**20)
+    return replace(config, ring_mib=PLACES[p.block_v > 64] * config.group(p) * p.pair_bytes / 2**20)
 
 
 def attend_shapes(problem: BsaProblem, config: AttendConfig) -> Shapes:
@@ -135,7 +135,3 @@ def attend_fault(problem: BsaProblem, config: AttendConfig, *, capability: tuple
             (min(config.jobs, config.programs) < 1, "has no job or program; at least 1"),
         ),
     )
-
-
-def _pair_bytes(problem: BsaProblem) -> int:
-    return problem.slot_rows * problem.linear_dim * problem.item
