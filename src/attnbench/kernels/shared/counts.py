@@ -232,10 +232,18 @@ def descriptor_of(kind: Any, x: Tensor, shape: list[int], strides: list[int], bl
     Its checks are twelve calls of Python for each of up to eight descriptors of a call.  Those of the tensor are made here,
     and one that does not pass is given to Triton, which says what is wrong.
 
+    Args:
+        kind: Triton's class.
+        x: the tensor.
+        shape: extents.
+        strides: in elements; the last is 1.
+        block: extents of a tile.
+        layout: none, or the one layout that its caller makes once for all such tiles.
+
     Raises:
         AssertionError: Triton's, for what no tensor map can describe.
     """
-    key = kind, x.dtype, *block, *layout
+    key = kind, x.dtype, *block, *map(id, layout)  # what is cached keeps the layout, and so its identity
     fields = _CHECKED.get(key)
     aligned = math.gcd(16, x.data_ptr(), x.element_size() * math.gcd(*strides[:-1])) == 16
     if fields is None or not (
@@ -250,11 +258,6 @@ def descriptor_of(kind: Any, x: Tensor, shape: list[int], strides: list[int], bl
 
 
 def describes(descriptor: Any, *, shape: Mapping[int, RowCount], strides: Mapping[int, RowCount]) -> Any:
-    """Attach to a descriptor the extents and strides, by axis, that are counts."""
+    """Attach to a descriptor the extents and strides, by axis, that are counts, as its attribute `counts`."""
     descriptor.counts = shape, strides
     return descriptor
-
-
-def counts_of(descriptor: Any) -> Sequence[Mapping[int, RowCount]]:
-    """Extents and strides of a descriptor that are counts, by axis."""
-    return getattr(descriptor, "counts", ({}, {}))

@@ -220,9 +220,10 @@ class Plan:
             (own if number in returned or (True in clearings and not once) else kind).append(number)
         made = [*own, *cleared, *uncleared, *range(-2, -2 - len(recorder.inside), -1)]
         order = dict(zip([*range(-1, recorder.given), *made], range(-1, recorder.given + len(made)), strict=True))
-        self.own = tuple(map(recorder.layout, own))
+        layouts = dict(enumerate(recorder.layouts, recorder.given))
+        self.own = [layouts[number] for number in own]
         self.inside = tuple([(order[number], offset) for number, offset in recorder.inside])
-        self.workspaces = [*map(recorder.layout, cleared)], [*map(recorder.layout, uncleared)]
+        self.workspaces = [layouts[number] for number in cleared], [layouts[number] for number in uncleared]
         steps: list[Repeat | int] = []
         for step in recorder.steps:
             if isinstance(step, int):
@@ -241,25 +242,21 @@ class Plan:
             if "r[" in (text := recorder.written(source)):
                 conditions.add(f"({text})=={outcome}")
         self.guard = following(" and ".join(sorted(conditions)) or "True")
-        rows = _AccessedExtents(recorder.tensors)
-        self.known = self._extents(rows)
-        if not self.guard.at(rows):
+        if not self.guard.at(recorder.counted):
             raise LookupError("a compared count does not depend on an argument")
-        self.counted = tuple(rows)
-        self.known = self.known._replace(rows=dict(rows))
+        self.counted = tuple(recorder.counted)
+        self.known: _Extents | None = None  # a call that is made once does not pay for them
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> Results | None:
         """Run it on other tensors, on the current stream of their card; None: the plan is not for their numbers of rows."""
-        extents = self.known
-        if self.counted:
-            rows = {}
-            for at in self.counted:
-                number, axis = at
-                rows[at] = tensors[number].shape[axis]  # type: ignore[union-attr]  # not None
-            if extents.rows != rows:
-                if not self.guard.at(rows):
-                    return None
-                self.known = extents = self._extents(rows)
+        extents, rows = self.known, {}
+        for at in self.counted:
+            number, axis = at
+            rows[at] = tensors[number].shape[axis]  # type: ignore[union-attr]  # not None
+        if extents is None or extents.rows != rows:
+            if not self.guard.at(rows):
+                return None
+            self.known = extents = self._extents(rows)
         like: Any = tensors[0]
         make, known = like.new_empty_strided, [*tensors]  # faster than `new_empty`
         for shape, strides, dtype in extents.own:
@@ -306,21 +303,6 @@ class Plan:
 
 PART_BYTES = 512
 "Alignment of the parts of a workspace: that of PyTorch's allocations."
-
-
-class _AccessedExtents(dict[tuple[int, int], int]):
-    """Extents of tensors by number and axis, recorded on access."""
-
-    def __init__(self, tensors: Sequence[Tensor | None]) -> None:
-        super().__init__()
-        self.tensors = tensors
-
-    def __missing__(self, at: tuple[int, int]) -> int:
-        number, axis = at
-        x = self.tensors[number]
-        assert x is not None
-        found = self[at] = x.shape[axis]
-        return found
 
 
 class _Extents(NamedTuple):

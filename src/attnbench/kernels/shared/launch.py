@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, SupportsIndex
 from torch import Tensor
 from triton import knobs
 
-from attnbench.kernels.shared.counts import CountExpression, RowCount, Rows, counts_of
+from attnbench.kernels.shared.counts import CountExpression, RowCount, Rows
 
 SIMPLE = (int, float, bool, str, type(None))
 "Types of most launch arguments: they contain neither tensors nor counts."
@@ -61,7 +61,7 @@ class _TensorMap:
         self.make = make
         self.extents: list[tuple[int, CountExpression]] = []
         self.strides: list[tuple[int, CountExpression]] = []
-        for following, counts in zip((self.extents, self.strides), counts_of(descriptor), strict=True):
+        for following, counts in zip((self.extents, self.strides), getattr(descriptor, "counts", ()), strict=False):
             for axis, count in counts.items():
                 if (found := recorder.follows(count)) is not None:
                     following.append((axis, found))
@@ -245,7 +245,7 @@ class Repeat:
         if scratch or getattr(launcher, "gsan_enabled", False):
             raise LookupError("the kernel needs scratch memory from Triton")
         self.compiled = compiled  # keeps its code loaded
-        self.before = [int(extent) for extent in (*grid, 1, 1)[:3]]
+        self.before = list(map(int, (*grid, 1, 1)[:3]))
         self.grid: list[tuple[int, CountExpression]] = []
         "extents of the grid that depend on a count"
         for axis, extent in enumerate(grid):

@@ -10,17 +10,7 @@ from typing import Any, NamedTuple, SupportsIndex
 import torch
 from torch import Tensor
 
-from attnbench.kernels.shared.counts import (
-    COUNTED,
-    CountExpression,
-    Extent,
-    RowCount,
-    Rows,
-    Source,
-    counts_of,
-    following,
-    now,
-)
+from attnbench.kernels.shared.counts import COUNTED, CountExpression, Extent, RowCount, Rows, Source, following, now
 from attnbench.kernels.shared.keys import hash_callees_first
 from attnbench.kernels.shared.launch import SIMPLE, Repeat
 
@@ -57,6 +47,10 @@ class Recorder:
         self.tensors: list[Tensor | None] = []
         self.shapes: list[list[str | int]] = []
         "shapes of own tensors; extents that depend on arguments are expressions"
+        self.layouts: list[Layout] = []
+        "the same for allocating them"
+        self.counted: dict[tuple[int, int], int] = {}
+        "extents of arguments that expressions contain, by number and axis"
         self.inside: list[Inside] = []
         self.conditions: set[str] = set()
         "what kernels are specialized for in counts, as expressions that are true"
@@ -64,8 +58,8 @@ class Recorder:
         "numbers of tensors, by identity"
         self.known: dict[tuple[int, int, bool], str] = {}
         "cached expressions of extents"
-        self.texts: dict[int, tuple[Source, str]] = {}
-        "cached expressions of sources, by identity"
+        self.expressions: dict[int, tuple[Source, str, CountExpression | None]] = {}
+        "cached expressions of sources, by identity, and compiled if they depend on arguments"
         for number, x in enumerate(tensors):
             # A tensor that is passed twice is two arguments.
             one = x.view_as(x) if x is not None and id(x) in self.numbers else x
@@ -109,16 +103,17 @@ class Recorder:
         Raises:
             LookupError: it contains an unknown tensor, or a stride that does not follow from extents.
         """
-        if (found := self.texts.get(id(source))) is None:
-            text = ""
-            for one in source:
-                if isinstance(one, str):
-                    text += one
-                else:
-                    key = id(one.of), one.axis, one.is_stride
-                    text += self.known.get(key) or self._extent(one)
-            self.texts[id(source)] = found = source, text
-        return found[1]
+        return self._expression(source)[1]
+
+    def _expression(self, source: Source) -> tuple[Source, str, CountExpression | None]:
+        text = ""
+        for one in source:
+            if isinstance(one, str):
+                text += one
+            else:
+                text += self.known.get((id(one.of), one.axis, one.is_stride)) or self._extent(one)
+        found = self.expressions[id(source)] = source, text, following(text) if "r[" in text else None
+        return found
 
     def _extent(self, extent: Extent) -> str:
         x, axis, is_stride = extent
@@ -141,7 +136,10 @@ class Recorder:
         """How long a tensor of a number is along an axis."""
         if number >= self.given:
             return str(self.shapes[number - self.given][axis])
-        return f"r[{number},{axis}]" if self.axes is None or self.axes.get(number) == axis else str(x.shape[axis])
+        if self.axes is not None and self.axes.get(number) != axis:
+            return str(x.shape[axis])
+        self.counted[number, axis] = x.shape[axis]
+        return f"r[{number},{axis}]"
 
     def _written_of_view(self, x: Tensor, axis: int, *, is_stride: bool) -> str:
         """Rows of a view with another shape, such as the pages of keys, from the rows of the tensor."""
@@ -160,32 +158,25 @@ class Recorder:
         Raises:
             LookupError: it contains an unknown tensor.
         """
-        source = self.written(count.source)
-        return following(source) if "r[" in source else None
+        return (self.expressions.get(id(count.source)) or self._expression(count.source))[2]
 
     def made(self, shape: Sequence[SupportsIndex], x: Tensor) -> None:
         """Record an allocation, with the requested shape."""
         self.numbers[id(x)] = len(self.tensors)
         self.tensors.append(x)
         extents: list[str | int] = list(x.shape)
+        shape_of: list[int | CountExpression] = list(x.shape)
         for axis, extent in enumerate(shape):
             if isinstance(extent, RowCount):
                 try:
-                    source = self.written(extent.source)
+                    _, source, found = self.expressions.get(id(extent.source)) or self._expression(extent.source)
                 except LookupError as fault:
                     self.fault = str(fault)
                 else:
-                    extents[axis] = f"({source})" if "r[" in source else x.shape[axis]
+                    if found is not None:
+                        extents[axis], shape_of[axis] = f"({source})", found
         self.shapes.append(extents)
-
-    def layout(self, number: int) -> Layout:
-        """Shape and dtype of an own tensor."""
-        x = self.tensors[number]
-        assert x is not None
-        shape: list[int | CountExpression] = []
-        for one in self.shapes[number - self.given]:
-            shape.append(following(one) if isinstance(one, str) else one)
-        return Layout(shape, x.dtype)
+        self.layouts.append(Layout(shape_of, x.dtype))
 
     def specialise(self, count: RowCount, *, seen: bool) -> None:
         """Add the conditions of a launch on a count: its width, and where it is seen whether it is 1 and 16 divides it.
@@ -193,8 +184,9 @@ class Recorder:
         Raises:
             LookupError: it contains an unknown tensor.
         """
-        text, n = self.written(count.source), count.value
-        if "r[" in text:
+        _, text, found = self.expressions.get(id(count.source)) or self._expression(count.source)
+        n = count.value
+        if found is not None:
             self.conditions.add(f"({text}>={2**31})=={n >= 2**31}")
             if seen:
                 self.conditions |= {f"({text}==1)=={n == 1}", f"({text}%16==0)=={n % 16 == 0}"}
@@ -275,14 +267,14 @@ def _repeat(
         except KeyError:
             value = param.default
         ordered.append(value)
-        if type(value) in SIMPLE or isinstance(value, Tensor):
+        if type(value) in SIMPLE or isinstance(value, Tensor) or param.is_constexpr:
             continue
         if isinstance(value, RowCount):
             recorder.specialise(value, seen=not param.do_not_specialize)
         elif isinstance(value, tuple):
             _specialise_within(recorder, value)
-        elif hasattr(value, "block_shape"):
-            for counts in counts_of(value):
+        else:
+            for counts in getattr(value, "counts", ()):  # of a descriptor
                 for count in counts.values():
                     recorder.specialise(count, seen=False)
     return Repeat(compiled, grid, ordered, recorder)
