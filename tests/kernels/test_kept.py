@@ -572,11 +572,11 @@ def differentiated(function: Callable[[torch.Tensor], torch.Tensor], *shape: int
         ("flash", 1, 235),
         ("flash, named", 1, 245),
         ("flash, portable", 1, 395),
-        ("dense", 1, 185),
-        ("bsa", 6, 640),
+        ("dense", 1, 175),
+        ("bsa", 6, 580),
         ("flash, differentiated", 4, 680),
-        ("dense, differentiated", 3, 450),
-        ("bsa, differentiated", 11, 1100),
+        ("dense, differentiated", 3, 440),
+        ("bsa, differentiated", 11, 1000),
     ],
 )
 def test_a_new_shape_makes_few_calls_of_python(name, launches, most):

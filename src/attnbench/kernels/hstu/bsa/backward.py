@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import triton
 from torch import Tensor
 
 from attnbench.kernels.hstu.arguments import RowStrides
@@ -54,7 +53,7 @@ def backward(grad: BsaGradients) -> None:
         # Targets that are not queries are keys that no query sees, as are all keys where there are no queries.
         clear(grad.dk)
         clear(grad.dv)
-    tiles = triton.cdiv(p.max_seqlen // p.block_size, c.means_blocks)
+    tiles = -(-(p.max_seqlen // p.block_size) // c.means_blocks)
     if not p.units * p.max_seqlen * p.max_seqlen_q:
         return
     common = _common(grad)
@@ -91,7 +90,7 @@ def backward(grad: BsaGradients) -> None:
     for first in range(0, p.units, step):
         units = min(step, p.units - first)
         _keys(grad, common, first, units)
-        tiles = triton.cdiv(p.max_seqlen_q, c.rows_rows)
+        tiles = -(-p.max_seqlen_q // c.rows_rows)
         if tiles:
             launch(
                 hstu_bsa_grad_rows,
@@ -116,16 +115,16 @@ def backward(grad: BsaGradients) -> None:
 def _order(grad: BsaGradients) -> None:
     """Sort the lists: a forward leaves them in the order of its atomics."""
     call, p, c = grad.call, grad.call.problem, grad.call.config
-    chunks = triton.cdiv(p.slot_rows, c.order_chunk)
+    chunks = -(-p.slot_rows // c.order_chunk)
     if not chunks:
         return
     common = {
         **call.tensors("blocks", "starts"),
         "pieces_ptr": grad.workspace["pieces"],
-        "sequences": call.sequences(),
+        "sequences": call.sequences,
         "list_heads": p.list_heads,
         "chunks": chunks,
-        "entry_rows": p.queries * p.others,
+        "entry_rows": p.entry_rows,
         "count_rows": p.count_rows,
         **call.flags(),
         "OTHERS": p.others,
@@ -141,7 +140,7 @@ def _order(grad: BsaGradients) -> None:
 
 def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) -> None:
     call, p, c = grad.call, grad.call.problem, grad.call.config
-    tiles = triton.cdiv(p.max_seqlen, p.block_size)
+    tiles = -(-p.max_seqlen // p.block_size)
     lists = {
         "entries_ptr": grad.workspace.get("ordered", call.blocks),
         "starts_ptr": call.workspace.get("starts", call.blocks),
@@ -157,7 +156,7 @@ def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) ->
             **_pointers(grad, "dmeans"),
             first_unit=first,
             tiles=tiles,
-            entry_rows=p.queries * p.others,
+            entry_rows=p.entry_rows,
             count_rows=p.count_rows,
             SHARED=p.shared,
             ROWS=c.keys_rows,
@@ -170,7 +169,7 @@ def _keys(grad: BsaGradients, common: dict[str, Any], first: int, units: int) ->
 def _common(grad: BsaGradients) -> dict[str, Any]:
     call, p, c = grad.call, grad.call.problem, grad.call.config
     return {
-        "sequences": call.sequences(),
+        "sequences": call.sequences,
         **call.factors(),
         **call.dims(),
         **call.flags(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from attnbench.kernels.shared.card import capability_of
 from attnbench.kernels.shared.hopper import is_rows
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class BsaCall:
     """One call: inputs, results, workspace."""
 
@@ -38,6 +39,7 @@ class BsaCall:
     workspace: Mapping[str, Tensor]
     "shapes as in `saved_shapes` and `forward_shapes`"
 
+    @cached_property
     def sequences(self) -> Sequences:
         """Where the sequences lie; missing tensors are replaced by a pointer that is not read."""
         return Sequences(

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import triton
-
 from attnbench.kernels.hstu.arguments import RowStrides
 from attnbench.kernels.hstu.bsa.call import BsaCall, first_of, options_of, with_meta
 from attnbench.kernels.hstu.bsa.hopper.attend import attend_hopper
@@ -49,7 +47,7 @@ def pool(call: BsaCall) -> None:
             hstu_bsa_pool,
             (p.units * blocks,),
             **call.tensors("k", "v", "means_k", "means_v"),
-            sequences=call.sequences(),
+            sequences=call.sequences,
             strides=PoolStrides(**call.strides("k", "v")),
             heads=p.heads,
             blocks=blocks,
@@ -68,7 +66,7 @@ def select(call: BsaCall) -> None:
     if c.select:
         select_hopper(call, c.select)
         return
-    tiles = triton.cdiv(p.max_seqlen_q, c.select_rows)
+    tiles = -(-p.max_seqlen_q // c.select_rows)
     constants = {
         "COUNTS": p.block_counts,
         "PAIRS": p.pairs,
@@ -86,7 +84,7 @@ def select(call: BsaCall) -> None:
             hstu_bsa_select_shared,
             (p.batch * tiles,),
             **call.tensors("q", "means_k", "blocks"),
-            sequences=call.sequences(),
+            sequences=call.sequences,
             q_strides=RowStrides.of(call.q),
             **sizes,
             **dims,
@@ -100,7 +98,7 @@ def select(call: BsaCall) -> None:
             SelectMeta,
             **call.tensors("q", "k", "v", "means_k", "means_v", "out", "blocks"),
             gates_ptr=first_of(call.gates, call.q),
-            sequences=call.sequences(),
+            sequences=call.sequences,
             strides=ForwardStrides(**call.strides("q", "k", "v")),
             **sizes,
             **call.factors(),
@@ -123,14 +121,14 @@ def lists(call: BsaCall) -> None:
     if not p.others or not units * p.max_seqlen_q:
         return
     common = {
-        "sequences": call.sequences(),
+        "sequences": call.sequences,
         "list_heads": p.list_heads,
         "count_rows": p.count_rows,
         **call.flags(),
         "OTHERS": p.others,
     }
-    chunks = triton.cdiv(p.slot_rows, c.chunk)
-    entries = {"chunks": chunks, "entry_rows": p.queries * p.others, "CHUNK": c.chunk, "num_warps": c.list_warps}
+    chunks = -(-p.slot_rows // c.chunk)
+    entries = {"chunks": chunks, "entry_rows": p.entry_rows, "CHUNK": c.chunk, "num_warps": c.list_warps}
     clear(call.workspace["counts"])
     launch(hstu_bsa_rank, (units * chunks,), **call.tensors("blocks", "ranks", "counts"), **common, **entries)
     launch(
@@ -197,10 +195,10 @@ def _attend_arguments(call: BsaCall) -> dict[str, Any]:
     p, c = call.problem, call.config
     return {
         **call.tensors("q", "k", "v", "partial", "entries", "tiles", "num_tiles"),
-        "sequences": call.sequences(),
+        "sequences": call.sequences,
         "strides": ForwardStrides(**call.strides("q", "k", "v")),
         "heads": p.heads,
-        "entry_rows": p.queries * p.others,
+        "entry_rows": p.entry_rows,
         "tile_rows": p.tile_rows(c.attend_rows),
         "slot_rows": p.slot_rows,
         **call.factors(),
@@ -220,7 +218,7 @@ def _combine_arguments(call: BsaCall) -> dict[str, Any]:
     return {
         **call.tensors("out", "partial"),
         "gates_ptr": first_of(call.gates, call.q),
-        "sequences": call.sequences(),
+        "sequences": call.sequences,
         "heads": p.heads,
         "slot_rows": p.slot_rows,
         **dims,

@@ -131,12 +131,12 @@ def default_config(problem: BsaProblem, capability: tuple[int, int], *, rows: bo
     elif capability >= (9, 0) and problem.others <= 3 and not problem.pairs:
         # Three programs fit on an SM instead of two, without spills.
         values["select_registers"] = 168
-    hopper: dict[str, Any] = {"select": default_select(problem), "attend": default_attend(problem)} if rows else {}
-    values |= {
-        name: config
-        for name, config in hopper.items()
-        if config_fault(problem, BsaConfig(**{name: config}), capability=capability) is None
-    }
+    if rows:
+        select, attend = default_select(problem), default_attend(problem)
+        if select_fault(problem, select, capability=capability) is None:
+            values["select"] = select
+        if attend_fault(problem, attend, capability=capability) is None:
+            values["attend"] = attend
     return BsaConfig(**values, **_backward_fields(problem, capability, size))
 
 
@@ -275,10 +275,7 @@ def saved_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
         "means_v": ((p.heads, p.mean_rows, p.linear_dim), p.dtype),
     }
     if p.others:
-        shapes |= {
-            "entries": ((lists, p.queries * p.others), torch.int32),
-            "starts": ((lists, p.count_rows), torch.int32),
-        }
+        shapes |= {"entries": ((lists, p.entry_rows), torch.int32), "starts": ((lists, p.count_rows), torch.int32)}
     return shapes
 
 
@@ -288,7 +285,7 @@ def forward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
     if not p.others:
         return {}
     shapes: Shapes = {
-        "ranks": ((lists, p.queries * p.others), torch.int32),
+        "ranks": ((lists, p.entry_rows), torch.int32),
         "counts": ((lists, p.count_rows), torch.int32),
         "tiles": ((lists, p.tile_rows(config.list_rows), 3), torch.int32),
         "num_tiles": ((p.batch * lists,), torch.int32),
@@ -313,8 +310,8 @@ def backward_shapes(problem: BsaProblem, config: BsaConfig) -> Shapes:
         shapes |= {
             "partial_dq": ((pairs, p.slot_rows, p.attn_dim), p.dtype),
             "partial_dgate": ((pairs, p.slot_rows), torch.float32),
-            "pieces": ((p.list_heads, p.queries * p.others), torch.int32),
-            "ordered": ((p.list_heads, p.queries * p.others), torch.int32),
+            "pieces": ((p.list_heads, p.entry_rows), torch.int32),
+            "ordered": ((p.list_heads, p.entry_rows), torch.int32),
         }
     return shapes
 

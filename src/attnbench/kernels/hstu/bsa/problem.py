@@ -65,6 +65,11 @@ class BsaProblem:
         return self.block_counts - 1
 
     @cached_property
+    def entry_rows(self) -> int:
+        """Entries of the lists of a head."""
+        return self.queries * self.others
+
+    @cached_property
     def list_heads(self) -> int:
         """Heads with lists of their own."""
         return 1 if self.shared else self.heads
@@ -121,4 +126,4 @@ class BsaProblem:
 
     def tile_rows(self, rows: int) -> int:
         """Rows of a head in the table of tiles."""
-        return self.queries * self.others // rows + self.mean_rows
+        return self.entry_rows // rows + self.mean_rows

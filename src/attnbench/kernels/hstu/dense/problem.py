@@ -163,14 +163,21 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
             raise wrong(f"{name}.shape", tuple(x.shape), "has too many dims or none", f"1 to {LARGEST_DIM} dims")
         if x.stride(2) != 1 and x.shape[2] > 1:
             raise wrong(f"{name}.stride", x.stride(), "has gaps in the last dim", "a last stride of 1")
-    for name, x in (("k", k), ("v", v)):
-        _same(f"{name}.dtype", x.dtype, q.dtype, "q's")
-        _same(f"{name}.device", x.device, q.device, "q's")
-        _same(f"{name}.shape[1]", x.shape[1], q.shape[1], "q's heads")
-    _same("k.shape[2]", k.shape[2], q.shape[2], "q's dims")
-    _same("v.shape[0]", v.shape[0], k.shape[0], "k's rows")
-    if problem.offsets_q is None:
-        _same("q.shape[0]", q.shape[0], k.shape[0], "k's rows; offsets_q says where they differ")
+    for name, value, wanted, whose in (
+        ("k.dtype", k.dtype, q.dtype, "q's"),
+        ("k.device", k.device, q.device, "q's"),
+        ("k.shape[1]", k.shape[1], q.shape[1], "q's heads"),
+        ("v.dtype", v.dtype, q.dtype, "q's"),
+        ("v.device", v.device, q.device, "q's"),
+        ("v.shape[1]", v.shape[1], q.shape[1], "q's heads"),
+        ("k.shape[2]", k.shape[2], q.shape[2], "q's dims"),
+        ("v.shape[0]", v.shape[0], k.shape[0], "k's rows"),
+    ):
+        if value != wanted:
+            raise wrong(name, value, "does not fit", f"{wanted}, {whose}")
+    if problem.offsets_q is None and q.shape[0] != k.shape[0]:
+        said = f"{k.shape[0]}, k's rows; offsets_q says where they differ"
+        raise wrong("q.shape[0]", q.shape[0], "does not fit", said)
     _check_indices(q, problem)
     _check_numbers(problem)
     fault = extent_fault({"q": q, "k": k, "v": v}, problem.batch, max(problem.max_seqlen, problem.max_seqlen_q))
@@ -191,7 +198,8 @@ def _check_indices(q: Tensor, problem: Problem) -> None:
             raise wrong(f"{name}.dtype", x.dtype, "is not supported", "int32 or int64")
         if tuple(x.shape) != (length,):
             raise wrong(f"{name}.shape", tuple(x.shape), "does not fit", f"[{length}] for {batch} sequences")
-        _same(f"{name}.device", x.device, q.device, "q's")
+        if x.device != q.device:
+            raise wrong(f"{name}.device", x.device, "does not fit", f"{q.device}, q's")
         if not x.is_contiguous():
             raise wrong(f"{name}.stride", x.stride(), "has gaps", "contiguous")
 
@@ -276,11 +284,6 @@ def _lengths(name: str, offsets: list[int], rows: int, of: str, most: int, bound
     if offsets[-1] != rows:
         raise wrong(f"{name}[{len(lengths)}]", offsets[-1], f"is not the end of {of}", f"its {rows} rows")
     return lengths
-
-
-def _same(name: str, value: object, wanted: object, whose: str) -> None:
-    if value != wanted:
-        raise wrong(name, value, "does not fit", f"{wanted}, {whose}")
 
 
 def wrong(name: str, value: object, why: str, accepted: str) -> ValueError:

@@ -6,6 +6,7 @@ Can be imported without torch and Triton.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from attnbench.kernels.hstu.bsa.hopper.select_config import SHARED_BYTES, first_fault
@@ -94,13 +95,20 @@ class AttendConfig:
 def default_attend(problem: BsaProblem) -> AttendConfig:
     """The default for a problem, chosen by reading compiled code and from a few measurements on an H200."""
     p = problem
-    fits = [
+    stages = _most_stages(p.block_d, p.block_v, p.block_size)
+    config = AttendConfig(stages=stages, job_rows=32 if p.others <= 3 else 16)
+    return replace(config, ring_mib=PLACES[p.block_v > 64] * config.group(p) * p.pair_bytes / 2**20)
+
+
+@cache
+def _most_stages(block_d: int, block_v: int, block_size: int) -> int:
+    """Of 2, 4 and 6 the most that fit into shared memory; 2 where none does."""
+    found = [
         stages
         for stages in (2, 4, 6)
-        if AttendConfig(stages=stages).shared_bytes(p.block_d, p.block_v, p.block_size) <= SHARED_BYTES
+        if AttendConfig(stages=stages).shared_bytes(block_d, block_v, block_size) <= SHARED_BYTES
     ]
-    config = AttendConfig(stages=max(fits, default=2), job_rows=32 if p.others <= 3 else 16)
-    return replace(config, ring_mib=PLACES[p.block_v > 64] * config.group(p) * p.pair_bytes / 2**20)
+    return max(found, default=2)
 
 
 def attend_shapes(problem: BsaProblem, config: AttendConfig) -> Shapes:
