@@ -573,9 +573,9 @@ def differentiated(function: Callable[[torch.Tensor], torch.Tensor], *shape: int
         ("flash, named", 1, 245),
         ("flash, portable", 1, 395),
         ("dense", 1, 175),
-        ("bsa", 6, 580),
-        ("flash, differentiated", 4, 680),
-        ("dense, differentiated", 3, 440),
+        ("bsa", 6, 575),
+        ("flash, differentiated", 4, 660),
+        ("dense, differentiated", 3, 430),
         ("bsa, differentiated", 11, 1000),
     ],
 )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -121,6 +122,7 @@ WORDS = {name: tuple(column.spelled.accepted) for name, column in BackwardConfig
 """Values of the fields that are spelled as words, the default first."""
 
 
+@lru_cache(maxsize=1024)  # a call with a new shape asks it of one of a few defaults
 def why_not(config: BackwardConfig, capability: tuple[int, int], item_bytes: int, dim: int, dim_v: int) -> str | None:
     """Why a configuration is not valid, beginning with the name of the rule; None if it is.
 

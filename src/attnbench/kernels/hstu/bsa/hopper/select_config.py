@@ -128,7 +128,10 @@ def first_fault(
         (bool(odd), f"needs rows of multiples of 16 bytes, not rows of {odd and odd[0]} dims"),
     )
     too_much = (shared > SHARED_BYTES, f"takes {shared // 1024} KiB of shared memory; at most {SHARED_BYTES // 1024}")
-    return next((said for wrong, said in (*of_all, *own, too_much) if wrong), None)
+    for wrong, said in (*of_all, *own, too_much):
+        if wrong:
+            return said
+    return None
 
 
 def default_select(problem: BsaProblem) -> SelectConfig:

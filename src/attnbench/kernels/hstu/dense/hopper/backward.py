@@ -289,9 +289,8 @@ def described(given: dict[str, Tensor]) -> dict[str, Any]:
     """Descriptors with tiles of 64 rows; for dq, whose sums are fp32, half of the columns."""
     block_d, block_v = (max(32, block_of(given[name].shape[2])) for name in ("q", "v"))
     described = _tiles(given, block_d, block_v, block_d // 2)
-    for name in ("k_desc", "dk_desc"):
-        # Half of the columns can only be sliced from a tile whose swizzle is no wider than that half.
-        described[name].layout = gl.NVMMASharedLayout(min(128, block_d), 16, 5)
+    # Half of the columns can only be sliced from a tile whose swizzle is no wider than that half.
+    described["k_desc"].layout = described["dk_desc"].layout = gl.NVMMASharedLayout(min(128, block_d), 16, 5)
     return described
 
 
