@@ -1265,6 +1265,7 @@ TABLES = {
     },
     "context-parallel-2xh200": Table(OVER_GPUS, over_gpus),
     "scaled-2xh200": Table(SCALED, scaled),
+    "scaled-turns-warmed-2xh200": Table(("scaled-turns-warmed-2xh200.json",), scaled),
     "soak-cpu": Table(("soak-cpu.json",), soaked),
     "history": Table(("history.json",), history),
     "stamps-h200": Table(("stamps-h200.json",), stamps),
