@@ -1220,9 +1220,7 @@ TABLES = {
     "sparse-predictors-h200": Table(("sparse-predictors-h200.json",), sparse_peers),
     "sparse-cudnn-bsa-h200": Table(("sparse-cudnn-bsa-h200.json",), sparse_peers),
     "sparse-h200": Table(("sparse-h200.json",), sparse_table("sweep")),
-    "sparse-length-h200": Table(
-        ("sparse-length-h200.json", "sparse-length-32768-h200.json"), sparse_table("lengths")
-    ),
+    "sparse-length-h200": Table(("sparse-length-h200.json", "sparse-length-32768-h200.json"), sparse_table("lengths")),
     "quant-h200": Table(("quant-h200.json",), sparse_table("quantised")),
     "quant-errors-h200": Table(("quant-h200.json",), sparse_table("distances", 4096)),
     "load-h200": Table(LOADS, loads),
