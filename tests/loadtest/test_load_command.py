@@ -226,6 +226,10 @@ def test_graphs_that_have_no_memory_are_said(cache, capsys, monkeypatch):
         ([*LOAD, "--checkpoint", "x" * 300], "x is not there; a safetensors file"),
         ([*LOAD, "--source", "x" * 300], "x is not there; a folder of prepared files; attnbench data kuairand-1k"),
         ([*LOAD, "--dry-run", "--checkpoint", "no.safetensors"], "--checkpoint=no.safetensors is not there"),
+        (
+            [*LOAD, "--dry-run", "--checkpoint", __file__],
+            "test_load_command.py has no header that fits its size; a saf",
+        ),
         ([*LOAD, "--only-user", "7"], "--only-user=7 does not go with --scenario server; --scenario replay"),
         (
             [*LOAD, "--pool-pages", "9", "--pool-share", "1"],

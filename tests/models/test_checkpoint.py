@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attnbench.errors import UsageError
-from attnbench.models.hstu_ranking.checkpoint import load, read, save
+from attnbench.models.hstu_ranking.checkpoint import check, load, read, save
 from attnbench.models.hstu_ranking.config import config_of
 from attnbench.models.hstu_ranking.model import HstuRanking
 
@@ -102,8 +102,9 @@ def test_spoilt_files_are_refused_in_one_line(tmp_path, name):
     content, said = SPOILT[name]
     if content is not None:
         (tmp_path / "w").write_bytes(content)
-    with pytest.raises(UsageError, match=f"^checkpoint: file=w {said}; a safetensors file"):
-        read(tmp_path / "w")
+    for ask in (read, lambda path: check(HstuRanking(TINY, device="meta"), path)):
+        with pytest.raises(UsageError, match=f"^checkpoint: file=w {said}; a safetensors file"):
+            ask(tmp_path / "w")
 
 
 def test_weights_of_another_model_change_nothing(tmp_path):
@@ -115,6 +116,7 @@ def test_weights_of_another_model_change_nothing(tmp_path):
         ({"head": (16,)}, "file=w has no weights towers.weights.1; all weights of the model"),
     ):
         save(HstuRanking(replace(TINY, **change), seed=1), tmp_path / "w")
-        with pytest.raises(UsageError, match=f"checkpoint: {said}"):
-            load(model, tmp_path / "w")
+        for ask in (check, load):
+            with pytest.raises(UsageError, match=f"checkpoint: {said}"):
+                ask(model, tmp_path / "w")
         assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

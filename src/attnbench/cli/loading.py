@@ -16,6 +16,7 @@ from attnbench.loadtest.run import MOST_PROBES, Bench, highest_rate
 from attnbench.loadtest.setup import (
     Options,
     a_core_for_the_generator,
+    check_weights,
     make_bench,
     make_users,
     page_bytes,
@@ -53,6 +54,7 @@ def carry_out(args: argparse.Namespace, options: Options, scenario: str, rates: 
     say = (lambda text: None) if args.quiet else output.note
     for rate in rates if scenario in ("server", "gaps") else ():
         count_of(rate, options.duration_s)  # raises for a rate that gives no request
+    check_weights(options)
     if args.dry_run:
         for line in _planned(args, options, scenario, rates):
             output.line(line)

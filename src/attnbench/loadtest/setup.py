@@ -183,6 +183,19 @@ def make_model(options: Options) -> HstuRanking:
     return model
 
 
+def check_weights(options: Options) -> None:
+    """Refuse a checkpoint that the model could not load, by its header alone, before anything is made.
+
+    Raises:
+        UsageError: it is no safetensors file, is cut short, or has another model's weights.
+    """
+    from attnbench.models.hstu_ranking.checkpoint import check
+    from attnbench.models.hstu_ranking.model import HstuRanking
+
+    if options.checkpoint is not None:
+        check(HstuRanking(options.preset.config, device="meta"), Path(options.checkpoint))
+
+
 def _check_memory(options: Options) -> None:
     """Refuse tables that do not fit in host memory: the kernel would kill the process without a message.
 

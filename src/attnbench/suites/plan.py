@@ -74,6 +74,7 @@ def build(request: Request, *, run_id: str, command: str, started: str) -> Run:
         check_input(workload, settled["input"])
         asked = of_file(workload, settled["input"], asked)
     cases = expand(suite, workload, asked)
+    workload.check_files(cases.values())
     chosen.check(cases)
     backends = {case_id: names for case_id, case in cases.items() if (names := chosen.names(case))}
     for case_id, names in backends.items():

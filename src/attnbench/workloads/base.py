@@ -305,6 +305,13 @@ class Workload(ABC, Generic[CaseT, InputsT]):
         except UsageError:  # the default does not fit the other values
             return False
 
+    def check_files(self, cases: Collection[CaseT]) -> None:
+        """Refuse cases whose files a launch could not use, for a plan, if neither `case` nor `planned_flops` reads them.
+
+        Raises:
+            UsageError: in the words that a row would have.
+        """
+
     def calls_after(self, case: CaseT) -> int:
         """Return the work after a row's samples, such as whole generations, in launches."""
         return 0

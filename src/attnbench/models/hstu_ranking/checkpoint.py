@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,15 @@ def save(model: nn.Module, path: Path) -> None:
     partial.replace(path)
 
 
+def check(model: nn.Module, path: Path) -> None:
+    """Compare the header of a file with the names and shapes of a model, which may be on "meta"; no data is read.
+
+    Raises:
+        UsageError: as `load`.
+    """
+    _check_names(model, path, {name: part.shape for name, part in _header(path)[0].items()})
+
+
 def load(model: nn.Module, path: Path) -> None:
     """Load the weights of a file into a model, in the model's precision; if the file does not match, nothing changes.
 
@@ -51,24 +61,8 @@ def load(model: nn.Module, path: Path) -> None:
         UsageError: the file is missing, is not a safetensors file, is truncated, or its weights are not the model's.
     """
     found = read(path)
-    wanted = model.state_dict()
-    for name, weight in wanted.items():
-        if name not in found:
-            raise UsageError(refusal(WHO, "file", path.name, f"has no weights {name}", "all weights of the model"))
-        if found[name].shape != weight.shape:
-            raise UsageError(refusal(WHO, name, list(found[name].shape), "is another model's", f"{list(weight.shape)}"))
-    extra = sorted(found.keys() - wanted.keys())
-    if extra:
-        raise UsageError(
-            refusal(
-                WHO,
-                "file",
-                path.name,
-                f"has weights the model has not, such as {shown(extra[0])}",
-                "weights of the model alone",
-            )
-        )
-    for name, weight in wanted.items():
+    _check_names(model, path, {name: tuple(tensor.shape) for name, tensor in found.items()})
+    for name, weight in model.state_dict().items():
         weight.copy_(found[name])
 
 
@@ -77,6 +71,30 @@ def read(path: Path) -> dict[str, Tensor]:
 
     Raises:
         UsageError: the file is missing, is not a safetensors file, or is truncated.
+    """
+    parts, begin, size = _header(path)
+    data = (
+        torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[begin:]
+        if size > begin
+        else torch.empty(0, dtype=torch.uint8)
+    )
+    return {name: _tensor(part, data) for name, part in parts.items()}
+
+
+class _Part(NamedTuple):
+    """Where a tensor is in the data of a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def _header(path: Path) -> tuple[dict[str, _Part], int, int]:
+    """The tensors by name, where their data begins, and the size of the file.
+
+    Raises:
+        UsageError: as `read`.
     """
     try:
         size = path.stat().st_size
@@ -92,30 +110,41 @@ def read(path: Path) -> dict[str, Tensor]:
     if not isinstance(header, dict):
         raise _no_file(path, "has a header that is no object")
     header.pop("__metadata__", None)
-    data = size - 8 - length
-    bytes_ = (
-        torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[8 + length :]
-        if data
-        else torch.empty(0, dtype=torch.uint8)
-    )
-    return {name: _tensor(path, name, entry, bytes_) for name, entry in header.items()}
+    begin = 8 + length
+    return {name: _part(path, name, entry, size - begin) for name, entry in header.items()}, begin, size
 
 
-def _tensor(path: Path, name: str, entry: Any, data: Tensor) -> Tensor:
+def _part(path: Path, name: str, entry: Any, size: int) -> _Part:
     try:
         dtype, shape, (start, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
         numbers = (*shape, start, end)
         # An empty tensor says nothing about its other sizes: without a bound they may overflow.
-        right = len(shape) <= MOST_DIMS and all(type(one) is int and 0 <= one <= len(data) for one in numbers)
+        right = len(shape) <= MOST_DIMS and all(type(one) is int and 0 <= one <= size for one in numbers)
         fits = right and end - start == math.prod(shape) * dtype.itemsize
     except (KeyError, TypeError, ValueError):
         raise _no_file(path, f"says of {shown(name)} what is not understood") from None
     if not fits:
         raise _no_file(path, f"is cut short at {shown(name)}, or says a wrong size of it")
-    part = data[start:end]
+    return _Part(dtype, tuple(shape), start, end)
+
+
+def _tensor(part: _Part, data: Tensor) -> Tensor:
+    found = data[part.start : part.end]
     # Copied, because the mapped bytes are not aligned for the dtype.
-    part = part.clone() if part.storage_offset() % dtype.itemsize else part
-    return part.view(dtype).view(shape)
+    found = found.clone() if found.storage_offset() % part.dtype.itemsize else found
+    return found.view(part.dtype).view(part.shape)
+
+
+def _check_names(model: nn.Module, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    wanted = model.state_dict()
+    for name, weight in wanted.items():
+        if name not in shapes:
+            raise UsageError(refusal(WHO, "file", path.name, f"has no weights {name}", "all weights of the model"))
+        if shapes[name] != tuple(weight.shape):
+            raise UsageError(refusal(WHO, name, list(shapes[name]), "is another model's", f"{list(weight.shape)}"))
+    if extra := sorted(shapes.keys() - wanted.keys()):
+        wrong = f"has weights the model has not, such as {shown(extra[0])}"
+        raise UsageError(refusal(WHO, "file", path.name, wrong, "weights of the model alone"))
 
 
 def _no_file(path: Path, wrong: str) -> UsageError:

@@ -5,7 +5,7 @@ Imports without torch; the methods that make or read tensors import what they ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,19 @@ class ServingWorkload(Workload[ServingCase, "ServingInputs"]):
     def table_bytes(self, case: ServingCase) -> int:
         """Those of tokens and positions."""
         return case.table_bytes
+
+    def check_files(self, cases: Collection[ServingCase]) -> None:
+        """Compare the header of each checkpoint with its model.
+
+        Raises:
+            UsageError: a file is not there, is no safetensors file, is cut short, or has another model's weights.
+        """
+        wanted = dict.fromkeys((case.config, case.checkpoint) for case in cases if case.checkpoint is not None)
+        if wanted:
+            from attnbench.workloads.hstu_serving.inputs import check_weights
+
+            for config, checkpoint in wanted:
+                check_weights(config, checkpoint)
 
     def inputs(self, case: ServingCase, *, seed: int, kind: str, device: str | device) -> ServingInputs:
         """Return model and requests; see `inputs.make_inputs`."""

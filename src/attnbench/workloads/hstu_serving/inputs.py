@@ -17,7 +17,7 @@ from torch import Tensor
 from attnbench.dtypes import torch_dtype
 from attnbench.errors import unknown
 from attnbench.machine.memory import available_memory
-from attnbench.models.hstu_ranking.checkpoint import load
+from attnbench.models.hstu_ranking.checkpoint import check, load
 from attnbench.models.hstu_ranking.config import ModelConfig
 from attnbench.models.hstu_ranking.model import HstuRanking
 from attnbench.models.hstu_ranking.request import Request
@@ -115,6 +115,15 @@ def make_inputs(case: ServingCase, *, seed: int, kind: str, device: str | torch.
         candidates=some(config.items, case.num_candidates),
         context=torch.cat(features, dim=1) if features else torch.zeros((count, 0), dtype=torch.int64),
     )
+
+
+def check_weights(config: ModelConfig, checkpoint: str) -> None:
+    """Refuse a checkpoint that a model could not load, by its header alone.
+
+    Raises:
+        UsageError: it is not there, is no safetensors file, is cut short, or has another model's weights.
+    """
+    check(HstuRanking(config, device="meta"), path_of(WHO, "checkpoint", checkpoint))
 
 
 def _check_memory(case: ServingCase, device: str | torch.device) -> None:
