@@ -353,6 +353,10 @@ def test_the_command_reads_the_real_files(source, tmp_path, capsys):
         (["movielens"], "attnbench data: NAME=movielens is not known; one of kuairand-1k"),
         (["kuairand-1k", "--users", "0"], "attnbench data: --users=0 cannot be used; a whole number, at least 1"),
         (["kuairand-1k", "--interval", "0"], "attnbench data: --interval=0 cannot be used"),
+        (
+            ["kuairand-1k", "--interval", "9" * 16],
+            f"attnbench data: --interval={'9' * 16} cannot be used; 1 to 1000000000",
+        ),
         (["kuairand-1k", "--source", "x", "--users", "5"], "attnbench data: --users=5 does not go with --source"),
         (
             ["kuairand-1k", "--to", "x" * 300],

@@ -22,6 +22,8 @@ USERS, SEED, INTERVAL_S = 100, 0, 60
 OF_SHAPES = {"shapes": 6, "batch": "1,8", "num_candidates": "128,1024", "model": "kuairand"}
 "Flags of `serving-shapes` only, with their defaults."
 MOST_SHAPES = 1000
+LONGEST_S = 10**9
+"Of an interval: 31 years; the ends of longer ones could overflow."
 
 
 def add_arguments(parser: Parser) -> None:
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.name not in NAMES:
         raise unknown(WHO, "NAME", args.name, NAMES)
     output = Output()
-    interval = _whole("--interval", args.interval, 1, INTERVAL_S)
+    interval = _whole("--interval", args.interval, 1, INTERVAL_S, LONGEST_S)
     if args.name == SHAPES:
         _write_shapes(args, output, interval)
     else:
