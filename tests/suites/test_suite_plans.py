@@ -102,6 +102,24 @@ def test_a_density_of_the_suite_gives_way_to_lengths_and_one_that_is_asked_for_d
         expand(found, sparse, {"seqlen": (127,), "density": (0.25,)})
 
 
+@pytest.mark.parametrize(
+    ("name", "axis", "values", "one"),
+    [
+        ("sparse", "density", (0.3333333, 0.33333334), "random-0.333333-fwd"),
+        ("hstu-serving-pool", "pool_share", (0.5333333, 0.53333334), "pool0_533333-p64-fp32"),
+    ],
+)
+def test_two_values_that_one_name_of_a_case_stands_for_are_refused_and_none_is_dropped(name, axis, values, one):
+    found = load_suite(name, "cpu")
+    workload = load_workload(found.workload)
+    with pytest.raises(UsageError) as refused:
+        expand(found, workload, {axis: values})
+    said = str(refused.value)
+    assert said.startswith(f"suite {name}: {axis}={values[0]} and {values[1]} are one case, ")
+    assert f"{one}; values that differ in six digits" in said
+    assert expand(found, workload, {axis: (values[0], values[0])})
+
+
 def test_axes_of_a_verb_replace_axes_and_leave_what_cases_state():
     modes = {"mode": ("fwd", "fwd-bwd")}
     crossed = expand(with_axes(suite(axes={"seqlen": (63,), "mode": ("bwd",)}), modes), ATTENTION, {})

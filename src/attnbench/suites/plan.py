@@ -155,8 +155,18 @@ def expand(suite: Suite, workload: Workload, asked: Mapping[str, tuple[Any, ...]
                 )
             )
         case = workload.case(workload.fitted(values, asked) if asked else values)
-        cases.setdefault(case.id, case)
+        first = cases.setdefault(case.id, case)
+        if first != case:
+            raise _one_name(suite, first, case)
     return cases
+
+
+def _one_name(suite: Suite, first: Any, other: Any) -> UsageError:
+    """Return the error for two cases that the names of rows cannot tell apart."""
+    before, after = first.to_dict(), other.to_dict()
+    axis = next(name for name in after if before[name] != after[name])
+    wrong = f"and {after[axis]} are one case, {first.id}"
+    return UsageError(refusal(suite.who, axis, before[axis], wrong, "values that differ in six digits"))
 
 
 def parse_axis(who: str, axis: Axis, text: str, flag: str | None = None) -> tuple[Any, ...]:
