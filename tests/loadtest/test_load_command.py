@@ -103,9 +103,11 @@ def test_five_seconds_by_loadgen_are_served_shown_and_kept(tmp_path: Path, capsy
     assert main(["report", str(path), "--html", "-"]) == 0
     assert capsys.readouterr().out == page.read_text()
     twice = [str(path)] * 2
-    for words in (["export", str(path), "--csv", "-"], ["diff", *twice], ["report", *twice]):
+    for words in (["export", str(path), "--csv", "-"], ["diff", *twice]):
         assert main(words) == 2
         assert "content=a load is no run" in capsys.readouterr().err
+    assert main(["report", *twice]) == 2
+    assert capsys.readouterr().err == f"attnbench report: RUN={path} is the result of a load; one load alone, or runs\n"
     assert main(["export", "latest", "--csv", "-", "--out", str(tmp_path / "out")]) == 2
     assert "has no runs" in capsys.readouterr().err
 

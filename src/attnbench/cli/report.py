@@ -55,8 +55,11 @@ def run(args: argparse.Namespace) -> int:
     from attnbench.store.files import check_writable, write_bytes, write_stdout
 
     check_plot_arguments(WHO, args)
-    if len(args.runs) == 1 and (load := read_load(args.runs[0], args.out, WHO)) is not None:
-        return _of_load(args, *load)
+    for name in args.runs:
+        if (load := read_load(name, args.out, WHO)) is not None:
+            if len(args.runs) > 1:
+                raise UsageError(refusal(WHO, "RUN", name, "is the result of a load", "one load alone, or runs"))
+            return _of_load(args, *load)
     ready()
     if args.html not in (None, STDOUT):
         check_writable(args.html)
