@@ -16,7 +16,7 @@ from attnbench.report.charts import figures
 from attnbench.report.plots import add_plot_arguments, check_plot_arguments, picture, write_plots
 from attnbench.store.derive import derive
 from attnbench.store.runfile import read
-from made_up_run import make_case, make_group, make_lost, make_run
+from made_up_run import make_case, make_group, make_lost, make_maps, make_run
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -47,6 +47,25 @@ def sparse(backends=("sparge", "flash-attn-3"), lengths=(32768,), knobs=(0.1, 0.
 @pytest.fixture(scope="module")
 def cpu():
     return read(RESULTS / "quick-cpu.json")
+
+
+def test_an_axis_of_fractions_has_them_whole(tmp_path):
+    write_plots([make_maps((0.25, 0.5, 0.75))], tmp_path)
+    found = texts(next(tmp_path.rglob("time_ms_density_*.svg")).read_text())
+    assert {"0.25", "0.5", "0.75"} <= {*found}
+
+
+def test_an_axis_that_some_cases_leave_open_is_said_to_be_without_a_value(tmp_path):
+    run = make_maps((0.25, 0.5, 0.75))
+    gridded = [
+        dataclasses.replace(
+            one, case=one.case | {"grid": "2:32:64"}, case_id=f"{one.case_id}-g", group=f"{one.case_id}-g"
+        )
+        for one in run.records
+    ]
+    plain = [dataclasses.replace(one, case=one.case | {"grid": None}) for one in run.records]
+    titles = [one.title for one in figures([make_run([*plain, *gridded])]) if one.kind == "density"]
+    assert titles == ["Time over density: no grid", "Time over density: grid 2:32:64"]
 
 
 def test_a_shape_of_many_axes_is_named_whole_in_the_map_of_winners():

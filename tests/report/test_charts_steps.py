@@ -94,7 +94,7 @@ def test_maps_are_drawn_over_their_densities_which_are_read_at_the_axis():
     assert one.stem == "density_plots/time_ms_density_seq4096_causal_false"
     [axis] = {json.dumps(layer["encoding"]["x"]["axis"]) for layer in one.spec["layer"] if "x" in layer["encoding"]
               and "axis" in layer["encoding"]["x"]}  # fmt: skip
-    assert json.loads(axis) == {"grid": False, "format": "~g", "values": [0.1, 0.25, 1.0]}
+    assert json.loads(axis) == {"grid": False, "format": ".6~g", "values": [0.1, 0.25, 1.0]}
     assert "flash-sparse at 0.25 (1.3 ms)" in one.alt
 
 

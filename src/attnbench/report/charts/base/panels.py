@@ -126,7 +126,9 @@ def named(cases: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def axis_words(name: str, value: Any) -> str:
-    """Format a value of a field: causal, not causal, headdim 128, bf16."""
+    """Format a value of a field: causal, not causal, headdim 128, bf16, no grid."""
+    if value is None:
+        return f"no {name}"
     if isinstance(value, bool):
         return name if value else f"not {name}"
     return str(value) if name in ("dtype", "mode") else f"{name} {value}"
