@@ -12,7 +12,7 @@ import pytest
 from attnbench.errors import RunFileError, UsageError
 from attnbench.formats.layouts import layout_names, load_layout, recognise
 from attnbench.formats.layouts.base import imported_run, imported_time
-from attnbench.formats.layouts.seed_003 import KEYWORD, LAYOUT, SIGNATURE, _lines, _pictures, _points
+from attnbench.formats.layouts.seed_003 import KEYWORD, LAYOUT, SIGNATURE, VERSION, _drawn, _lines, _pictures, _points
 from attnbench.record import Record, Status, Work
 
 DENSE = 10**12
@@ -135,6 +135,18 @@ def test_points_of_one_series_at_one_length_lie_on_lines_of_their_own():
     assert set(_lines("seqlen", points[:1] + points[4:5])) == {"flash-sparse"}
     sweep = [point for point in _points(made_up()) if point.causal]
     assert _lines("actual_sparsity", sweep) == ["sparge", "sparge"]
+
+
+def test_names_of_lines_are_whole_in_a_picture(monkeypatch):
+    vl_convert = pytest.importorskip("vl_convert")
+    found = [record("flash-sparse", 1.0, pattern=pattern, density=0.5) for pattern in ("random", "window")]
+    specs = []
+    monkeypatch.setattr(vl_convert, "vegalite_to_png", lambda spec, **_: specs.append(spec) or b"")
+    points = _points(imported_run("mine", "x", found))
+    _drawn("seqlen", "time_ms", points)
+    svg = vl_convert.vegalite_to_svg(specs[0], vl_version=VERSION)
+    for name in _lines("seqlen", points):
+        assert f">{name}</text>" in svg
 
 
 def test_two_flash_attentions_2_in_a_run_are_two_lines(tmp_path):

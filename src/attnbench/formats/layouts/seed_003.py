@@ -294,7 +294,7 @@ def _drawn(x: str, metric: str, points: Sequence[Point]) -> bytes:
                         "title": METRICS[metric],
                         "scale": {"type": "log"} if metric == "time_ms" else {},
                     },
-                    "color": {"field": "series", "type": "nominal", "title": None},
+                    "color": {"field": "series", "title": None, "legend": {"labelLimit": 0}},
                 },
             }
         ),
