@@ -183,10 +183,9 @@ def _definition(
     if levels:
         y = y.axis(alt.Axis(values=list(levels)))
     if numeric:
-        text = (
-            "d" if all(float(tick).is_integer() for tick in ticks or ()) else ".6~g"
-        )  # without a precision, that of their step: 0.25 is 0.3
-        axis = alt.Axis(grid=False, format=text, values=list(ticks)) if ticks else alt.Axis(grid=False)
+        # Without a precision Vega takes that of the distance between ticks: 0.25 would be 0.3.
+        digits = "d" if all(float(tick).is_integer() for tick in ticks or ()) else ".6~g"
+        axis = alt.Axis(grid=False, format=digits, values=list(ticks)) if ticks else alt.Axis(grid=False)
         x = alt.X("x:Q").scale(log_or_linear(x_log, padding=16))
         x = x.axis(axis).title(list(over))
     else:
