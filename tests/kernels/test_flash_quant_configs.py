@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pytest
@@ -230,3 +231,28 @@ def test_the_largest_error_of_rounded_weights_and_values_is_below_a_sixteenth_of
     error = (weights.mul(256).to(torch.float8_e4m3fn).float() / 256 @ rounded / total - exact).abs().max()
     limit = largest_term(keys, rows * 32) / 16 * exact.square().mean().sqrt()
     assert 0.25 * limit < error < limit
+
+
+def test_where_the_largest_term_is_met_one_element_is_off_by_more_than_its_row_may_be():
+    """The score and the value that a hundred million elements of 16384 keys are expected to meet once, in every row."""
+    keys, dim, rows = 16384, 128, 128
+    case = case_of(batch=4, seqlen=keys, nheads=32, headdim=dim)
+    outputs = 4 * keys * 32 * dim
+    score = ((1 + 8 * math.log(keys * outputs)) ** 0.5 - 1) / 2
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, count, 1, dim, generator=draw) for count in (rows, keys, keys))
+    first = k[0, 0, 0]
+    q[0, :, 0] += (score * dim**0.5 - q[0, :, 0] @ first)[:, None] * first / first.square().sum()
+    v[0, 0, 0] = score**0.5 * (0.97 + 0.06 * torch.rand(dim, generator=draw))
+    given = Inputs(q=q.to(torch.bfloat16), k=k.to(torch.bfloat16), v=v.to(torch.bfloat16))
+    error = recipe_of(given)[0] - truth_of(given)[0]
+    unit = (math.e / keys) ** 0.5
+    budget = resolve("flash-quant", case).budget(case)
+    assert budget.relative * unit < error.abs().max() < 0.9 * budget.element * unit
+    assert error.square().mean(-1).sqrt().max() < 0.9 * budget.relative * unit
+    mapped = load_workload("sparse").case(
+        {"batch": 4, "seqlen": keys, "nheads": 32, "headdim": dim, "dtype": "bf16", "density": 1.0}
+    )
+    assert resolve("flash-sparse-quant", mapped).budget(mapped).element == pytest.approx(budget.element)
+    causal = case_of(seqlen=keys, headdim=dim, causal=True)
+    assert resolve("flash-quant", causal).budget(causal).element == 0.0

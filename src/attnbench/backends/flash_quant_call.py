@@ -23,8 +23,9 @@ ANY, OUTLIERS = RelL1(0.055, 0.06, 0.1), RelL1(0.055, 0.06, 0.3)
 """Bounds of inputs whose own are not known; OUTLIERS also of captured ones.  One outlier of V with a large weight is an
 output of many times the root mean square, and off by its own rounding: emulated, up to 0.22 of the largest output."""
 PER_ELEMENT = 2.0
-"""Limit of a single element without a causal mask, in that of a row's root mean square: among a hundred million elements,
-16384 keys each, one was off by 0.088 of the largest term, half a step of its value (1/16) and its score's rounding."""
+"""Limit of a single element without a causal mask, in units of a row's limit (`Budget.relative`).  An element is off by
+half a step of its largest value, 1/16 of that term, and by the rounding of its score.  At 16384 keys one of a hundred
+million was off by 0.088 of its largest term on an H200; emulated where such a term is met, up to 0.098."""
 FEW_ROWS = 64
 "Rows of a head from which on its error is that of many: a single row of outliers may be off by a tenth."
 
